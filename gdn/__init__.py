@@ -1,0 +1,3 @@
+"""Gated DeltaNet and Kimi Delta Attention on the CPU."""
+
+from gdn._version import __version__  # noqa: F401

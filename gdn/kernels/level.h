@@ -1,0 +1,63 @@
+/* level.h - what a level module (base, v3, v4) exports to the door: jobs in, one work item at a time.
+ *
+ * A job is a checked call.  The door fills it, splits it into `n_items` independent work items and runs each
+ * once, on any thread: item(job, i, scratch).  No item reads what another writes.  Nothing here allocates. */
+#ifndef GDN_LEVEL_H
+#define GDN_LEVEL_H
+
+#include "gdn.h"
+
+/* One delta-rule call.  Work item i = (sequence, key head, column part); it covers the value heads that share
+ * the key head, and columns [part * part_columns, ...) of each. */
+typedef struct gdn_delta_job {
+    const gdn_delta_net_args *args;   /* tensors, options, cu_seqlens; extents below are their shorthands */
+    int64_t H_k, H_v, S_k, S_v, n_seqs, n_slots;
+    int     per_channel;              /* g per key channel (KDA) */
+    int     tiled;                    /* head map */
+    float   scale;
+    int64_t chunked_from;             /* sequences of at least this many tokens run chunked */
+    int64_t chunk;                    /* tokens a chunk */
+    int64_t n_parts, part_columns;    /* columns are split only when heads and sequences are fewer than threads */
+    /* Where sequence i starts: NULL is zeros.  Its byte strides over key, value column and head. */
+    const char   **state_in;
+    const int64_t **state_in_nb;      /* n_seqs pointers to 3 strides (a staged row has its own) */
+    /* Where slot s of sequence i goes: [i * n_slots + s], NULL is nowhere.  Strides: args->state_out.nb. */
+    char         **state_out;
+} gdn_delta_job;
+
+/* One convolution call.  Work item i = (sequence, channel part). */
+typedef struct gdn_conv_job {
+    const gdn_conv_args *args;
+    int64_t channels, width, n_seqs, n_slots;
+    int64_t n_parts, part_channels;
+    const char   **state_in;          /* as above, strides over window position and channel */
+    const int64_t **state_in_nb;
+    char         **state_out;
+} gdn_conv_job;
+
+/* A row-wise call (l2_norm, rms_norm_gated, decay_gate): work item i = a block of rows along ne[0]. */
+typedef struct gdn_rows_job {
+    gdn_tensor x, y, w, out;          /* l2: x; rms: x, gate y, weight w; gate: a x, A y, dt_bias w */
+    int64_t n_rows, rows_per_item;    /* rows are (i1, i2, i3) of out, i1 fastest */
+    float   eps, lower_bound;
+    int     form, activation, bounded;
+} gdn_rows_job;
+
+/* solve_tri: work item i = (batch, column part). */
+typedef struct gdn_solve_job {
+    gdn_tensor a, b, out;
+    int     lower, unit;
+    int64_t n_parts, part_columns;
+} gdn_solve_job;
+
+typedef void (*gdn_item_fn)(const void *job, int64_t item, void *scratch);
+
+typedef struct gdn_level {
+    const char *name;
+    int         vl;                                   /* float lanes of a vector */
+    size_t    (*delta_scratch)(const gdn_delta_job *job);   /* bytes a worker needs, 64-byte aligned */
+    size_t    (*conv_scratch)(const gdn_conv_job *job);
+    gdn_item_fn delta, conv, l2_norm, rms_norm_gated, decay_gate, solve_tri;
+} gdn_level;
+
+#endif

@@ -1,0 +1,29 @@
+# One instruction set's kernels behind one table.  Each _level_*.pyx includes this file and nothing else.
+
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy, memset
+
+from gdn._core cimport *
+from gdn.kernels.level cimport *
+
+include "simd.pxi"
+include "delta.pxi"
+include "pointwise.pxi"
+
+cdef extern from "simd.h":
+    const char *GDN_LEVEL_NAME
+
+cdef gdn_level level
+level.name = GDN_LEVEL_NAME
+level.vl = VL
+level.delta_scratch = delta_scratch
+level.delta = delta_item
+level.conv_scratch = conv_scratch
+level.conv = conv_item
+level.l2_norm = l2_norm_item
+level.rms_norm_gated = rms_norm_gated_item
+level.decay_gate = decay_gate_item
+level.solve_tri = solve_tri_item
+
+table = PyCapsule_New(&level, "gdn._level", NULL)

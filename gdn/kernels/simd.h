@@ -1,0 +1,175 @@
+/* simd.h - vectors for the kernels: GCC vector-extension values, so that one source serves every level.
+ *
+ * Cython sees `vf` as a float: `acc[i][j] += s * b[j]` broadcasts s.  VL lanes; MR x NV is the register tile. */
+#ifndef GDN_SIMD_H
+#define GDN_SIMD_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+enum { VL = 16, MR = 8, NV = 2 };
+#define GDN_LEVEL_NAME "v4"
+#elif defined(__AVX2__)
+enum { VL = 8, MR = 6, NV = 2 };
+#define GDN_LEVEL_NAME "v3"
+#else
+enum { VL = 4, MR = 6, NV = 2 };
+#define GDN_LEVEL_NAME "base"
+#endif
+
+#if defined(__AVX512F__)
+#define GDN_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define GDN_VECTOR_BYTES 32
+#else
+#define GDN_VECTOR_BYTES 16
+#endif
+
+/* aligned(4), may_alias: any float address may be read as a vector. */
+typedef float   vf __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(4), may_alias));
+
+static inline vf   v_load(const float *p)            { return *(const vf *)p; }
+static inline void v_store(float *p, vf x)           { *(vf *)p = x; }
+static inline vf   v_set(float s)                    { return s - (vf){0}; }
+static inline vf   v_select(vi mask, vf a, vf b)     { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+
+/* The first n < VL lanes from p, zeros behind; nothing past p[n-1] is read. */
+static inline vf v_load_head(const float *p, int64_t n)
+{
+    float lanes[VL] = {0};
+    memcpy(lanes, p, (size_t)n * sizeof(float));
+    return v_load(lanes);
+}
+
+static inline void v_store_head(float *p, vf x, int64_t n)
+{
+    float lanes[VL];
+    v_store(lanes, x);
+    memcpy(p, lanes, (size_t)n * sizeof(float));
+}
+
+static inline float v_sum(vf x)
+{
+    float lanes[VL];
+    v_store(lanes, x);
+    for (int n = VL / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) lanes[i] += lanes[i + n];
+    return lanes[0];
+}
+
+static inline vf v_sqrt(vf x)
+{
+    for (int i = 0; i < VL; i++) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+}
+
+static inline vf v_max(vf a, vf b) { return v_select(a > b, a, b); }   /* b where either is NaN */
+
+/* x = n ln2 + r: returns p = exp(r) - 1 and the two factors whose product is 2^n (two, so that results
+ * below 2^-126 and at 2^128 are reached by multiplying, with gradual underflow unless the mode flushes). */
+static inline vf v_exp_parts(vf x, vf *scale1, vf *scale2)
+{
+    const float magic = 12582912.0f;                       /* 1.5 * 2^23: adding it rounds to an integer */
+    x = v_select(x > 150.0f, v_set(150.0f), x);            /* selects keep NaN */
+    x = v_select(x < -150.0f, v_set(-150.0f), x);
+    vf t = x * 1.44269504088896341f + magic;
+    vi n = (vi)t - (vi)v_set(magic);
+    vf f = t - magic;
+    vf r = (x - f * 0.693359375f) - f * -2.12194440e-4f;
+    vf p = v_set(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    vi half = n >> 1;
+    *scale1 = (vf)((half + 127) << 23);
+    *scale2 = (vf)((n - half + 127) << 23);
+    return p * (r * r) + r;
+}
+
+/* exp(x), relative error below 2e-7; exp(-inf) = 0, NaN stays NaN. */
+static inline vf v_exp(vf x)
+{
+    vf s1, s2, p = v_exp_parts(x, &s1, &s2);
+    return (1.0f + p) * s1 * s2;
+}
+
+/* exp(x) as hi + lo, lo being what rounding 1 + p to float loses: for slow decays (x near 0) the pair
+ * is exact to about 1e-7 * |x|, so that a factor applied thousands of times does not drift. */
+static inline void v_exp_hi_lo(vf x, vf *hi, vf *lo)
+{
+    vf s1, s2, p = v_exp_parts(x, &s1, &s2);
+    vf one_p = 1.0f + p;
+    *hi = one_p * s1 * s2;
+    *lo = (p - (one_p - 1.0f)) * s1 * s2;
+}
+
+static inline vf v_sigmoid(vf x) { return 1.0f / (1.0f + v_exp(-x)); }
+static inline vf v_silu(vf x)    { return x / (1.0f + v_exp(-x)); }
+
+/* log(1 + exp(x)) with relative accuracy at both ends: max(x, 0) + log1p(exp(-|x|)),
+ * log1p(t) = 2 atanh(t / (2 + t)) as its series, |t / (2 + t)| <= 1/3. */
+static inline vf v_softplus(vf x)
+{
+    vf t = v_exp(v_select(x > 0.0f, -x, x));
+    vf s = t / (2.0f + t), s2 = s * s;
+    vf p = v_set(1.0f / 15);
+    p = p * s2 + 1.0f / 13;
+    p = p * s2 + 1.0f / 11;
+    p = p * s2 + 1.0f / 9;
+    p = p * s2 + 1.0f / 7;
+    p = p * s2 + 1.0f / 5;
+    p = p * s2 + 1.0f / 3;
+    p = 2.0f * s + (2.0f * s) * (s2 * p);
+    return v_select(x > 0.0f, x + p, p);
+}
+
+/* Lanes of a and b interleaved: a0 b0 a1 b1 ..., first half and second half. */
+#if defined(__AVX512F__)
+#define V_LO 0,16,1,17,2,18,3,19,4,20,5,21,6,22,7,23
+#define V_HI 8,24,9,25,10,26,11,27,12,28,13,29,14,30,15,31
+#elif defined(__AVX2__)
+#define V_LO 0,8,1,9,2,10,3,11
+#define V_HI 4,12,5,13,6,14,7,15
+#else
+#define V_LO 0,4,1,5
+#define V_HI 2,6,3,7
+#endif
+#if defined(__clang__)
+#define V_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define V_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
+#endif
+
+static inline vf v_interleave_lo(vf a, vf b) { return V_SHUFFLE(a, b, V_LO); }
+static inline vf v_interleave_hi(vf a, vf b) { return V_SHUFFLE(a, b, V_HI); }
+
+/* A VL x VL block transposed in registers: log2(VL) rounds of interleaving. */
+static inline void v_transpose(vf x[VL])
+{
+    vf y[VL];
+    for (int n = VL; n > 1; n /= 2) {
+        for (int i = 0; i < VL / 2; i++) {
+            y[2 * i]     = v_interleave_lo(x[i], x[i + VL / 2]);
+            y[2 * i + 1] = v_interleave_hi(x[i], x[i + VL / 2]);
+        }
+        for (int i = 0; i < VL; i++) x[i] = y[i];
+    }
+}
+
+/* Lane i of the result is the sum of the lanes of x[i]: adding while transposing, about 3 operations a sum. */
+static inline vf v_sums(vf x[VL])
+{
+    for (int n = VL / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            x[i] = v_interleave_lo(x[i], x[i + n]) + v_interleave_hi(x[i], x[i + n]);
+    return x[0];
+}
+
+static inline void v_prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
+
+#endif

@@ -1,0 +1,24 @@
+# simd.h as Cython sees it: vf is a float to Cython, a vector of VL floats to the C compiler.
+
+cdef extern from "simd.h" nogil:
+    ctypedef float vf
+    enum:
+        VL
+        MR
+        NV
+    vf v_load(const float *p)
+    void v_store(float *p, vf x)
+    vf v_set(float s)
+    vf v_load_head(const float *p, int64_t n)
+    void v_store_head(float *p, vf x, int64_t n)
+    float v_sum(vf x)
+    vf v_sums(vf *x)
+    vf v_sqrt(vf x)
+    vf v_max(vf a, vf b)
+    vf v_exp(vf x)
+    void v_exp_hi_lo(vf x, vf *hi, vf *lo)
+    vf v_sigmoid(vf x)
+    vf v_silu(vf x)
+    vf v_softplus(vf x)
+    void v_transpose(vf *x)
+    void v_prefetch(const void *p)

@@ -1,0 +1,66 @@
+"""Build of the extension modules: one kernel source compiled once per instruction set, OpenMP where the compiler has it."""
+
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+DEBUG = os.environ.get("GDN_DEBUG") == "1"          # boundscheck and asserts, for `make debug`
+X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
+MODULES = ("_tensor", "_core", "_ring")
+OPENMP_SOURCE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
+
+
+def extension(name, compile_args=(), **kwargs):
+    flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-DNDEBUG"]
+    return Extension(
+        f"gdn.{name}", [f"gdn/{name}.pyx"], include_dirs=["gdn/include", "gdn/kernels", numpy.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+        extra_compile_args=flags + ["-fno-math-errno", "-Wno-unused-function", *compile_args], **kwargs)
+
+
+def extensions():
+    modules = [extension(name) for name in MODULES if Path(f"gdn/{name}.pyx").exists()]
+    levels = LEVELS if X86 else {"base": []}
+    inputs = [str(p) for p in Path("gdn/kernels").glob("*.[ph]*")]
+    for level, flags in levels.items():
+        # Tiles become register blocks only when their extents are constants after inlining.
+        modules.append(extension(f"_level_{level}", flags + ["-DCYTHON_INLINE=inline __attribute__((always_inline))"],
+                                 depends=inputs))
+    return modules
+
+
+class BuildExt(build_ext):
+    """Adds OpenMP's flags when a test program compiles and links with them; without them the build is serial."""
+
+    def build_extensions(self):
+        if sys.platform != "win32" and self.has_openmp():
+            for ext in self.extensions:
+                if ext.name == "gdn._core":
+                    ext.extra_compile_args.append("-fopenmp")
+                    ext.extra_link_args.append("-fopenmp")
+        super().build_extensions()
+
+    def has_openmp(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "openmp.c")
+            source.write_text(OPENMP_SOURCE)
+            try:
+                objects = self.compiler.compile([str(source)], output_dir=folder, extra_postargs=["-fopenmp"])
+                self.compiler.link_executable(objects, str(Path(folder, "openmp")), extra_postargs=["-fopenmp"])
+            except Exception as error:
+                print(f"gdn: no OpenMP ({error}); building without threads", file=sys.stderr)
+                return False
+        return True
+
+
+directives = {"language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True,
+              "initializedcheck": DEBUG, "freethreading_compatible": False}
+setup(ext_modules=cythonize(extensions(), compiler_directives=directives, annotate=DEBUG), cmdclass={"build_ext": BuildExt})
