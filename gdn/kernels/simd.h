@@ -1,6 +1,10 @@
 /* simd.h - vectors for the kernels: GCC vector-extension values, so that one source serves every level.
  *
- * Cython sees `vf` as a float: `acc[i][j] += s * b[j]` broadcasts s.  VL lanes; MR x NV is the register tile. */
+ * Cython sees `vf` as a float: `acc[i][j] += s * b[j]` broadcasts s.
+ * VL         float lanes of a vector
+ * MR, NV     the register tile: MR rows of NV vectors, accumulators for the MR x NV products (tile.pxi)
+ * NC         vectors of a state row that a token-by-token step carries at once, two accumulators each (recurrent.pxi)
+ * CHUNK_MAX  most tokens of a chunk, a multiple of MR;  PAIR_LD floats of a row of chunk x chunk matrices */
 #ifndef GDN_SIMD_H
 #define GDN_SIMD_H
 
@@ -9,15 +13,17 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-enum { VL = 16, MR = 8, NV = 2 };
+enum { VL = 16, MR = 8, NV = 2, NC = 8, CHUNK_MAX = 32 };
 #define GDN_LEVEL_NAME "v4"
 #elif defined(__AVX2__)
-enum { VL = 8, MR = 6, NV = 2 };
+enum { VL = 8, MR = 6, NV = 2, NC = 4, CHUNK_MAX = 30 };
 #define GDN_LEVEL_NAME "v3"
 #else
-enum { VL = 4, MR = 6, NV = 2 };
+enum { VL = 4, MR = 6, NV = 2, NC = 4, CHUNK_MAX = 30 };
 #define GDN_LEVEL_NAME "base"
 #endif
+
+enum { PAIR_LD = 32, PAIR_NV = PAIR_LD / VL };
 
 #if defined(__AVX512F__)
 #define GDN_VECTOR_BYTES 64
@@ -64,6 +70,14 @@ static inline vf v_sqrt(vf x)
 {
     for (int i = 0; i < VL; i++) x[i] = __builtin_sqrtf(x[i]);
     return x;
+}
+
+/* x with lane i set to s; i outside 0..VL-1 sets none. */
+static inline vf v_with_lane(vf x, int64_t i, float s)
+{
+    vi lanes;
+    for (int l = 0; l < VL; l++) lanes[l] = l;
+    return v_select(lanes == (int32_t)i, v_set(s), x);
 }
 
 static inline vf v_max(vf a, vf b) { return v_select(a > b, a, b); }   /* b where either is NaN */

@@ -6,6 +6,10 @@ cdef extern from "simd.h" nogil:
         VL
         MR
         NV
+        NC
+        CHUNK_MAX
+        PAIR_LD
+        PAIR_NV
     vf v_load(const float *p)
     void v_store(float *p, vf x)
     vf v_set(float s)
@@ -15,6 +19,7 @@ cdef extern from "simd.h" nogil:
     vf v_sums(vf *x)
     vf v_sqrt(vf x)
     vf v_max(vf a, vf b)
+    vf v_with_lane(vf x, int64_t i, float s)
     vf v_exp(vf x)
     void v_exp_hi_lo(vf x, vf *hi, vf *lo)
     vf v_sigmoid(vf x)
