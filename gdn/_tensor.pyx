@@ -32,24 +32,6 @@ cdef extern from *:
     bint multiply "gdn_multiply"(int64_t a, int64_t b, int64_t *c) nogil      # True on overflow
     bint add "gdn_add"(int64_t a, int64_t b, int64_t *c) nogil
 
-cdef enum:
-    MAX_AXES = 8
-    NPY_MAXDIMS_HERE = 8
-    OTHER = -1                    # kinds of element beside the GDN_TYPE_*: anything else, bytes, 16-bit words
-    BYTES = -2
-    WORDS = -3
-
-cdef struct block:                # described memory, axes in numpy's order, strides in bytes
-    char *data
-    int kind
-    const char *format            # a buffer's element format, or NULL: then the DLPack type
-    int dl_code
-    int dl_bits
-    int64_t itemsize
-    int ndim
-    int64_t shape[MAX_AXES]
-    int64_t strides[MAX_AXES]
-
 import_array()
 
 cdef object shares_memory = numpy.shares_memory
@@ -67,88 +49,7 @@ cdef str type_name(int32_t type):
             return name
 
 
-@cython.final
-@cython.no_gc_clear               # a Tensor in a dying cycle must not outlive its memory
-cdef class Memory:
-    def __dealloc__(self):
-        if self.plain != NULL or self.versioned != NULL:
-            close_dlpack(self)
-        PyBuffer_Release(&self.buffer)
-
-
-# ---------------------------------------------------------------- memory in
-
-cdef bint is_scalar(object data):
-    """numpy's scalars export buffers, but name no memory."""
-    return isinstance(data, numpy.generic)
-
-
-cdef Memory open_memory(object data, str name, block *b):
-    """Describe the memory of a buffer or DLPack object and hold it."""
-    cdef Memory memory
-    if PyObject_CheckBuffer(data):
-        memory = open_buffer(data, name, b)
-    elif hasattr(data, "__dlpack__"):
-        memory = open_dlpack(data, name, b)
-    else:
-        raise TypeError(f"{name} must be a buffer, a DLPack object, a gdn.Tensor or an int address, "
-                        f"got {data.__class__.__name__}")
-    cdef int64_t low, high
-    span(b.ndim, b.shape, b.strides, b.itemsize, name, &low, &high)
-    memory.start, memory.stop, memory.bounded = b.data + low, b.data + high, True
-    return memory
-
-
-cdef Memory open_buffer(object data, str name, block *b):
-    cdef Memory memory = Memory.__new__(Memory)
-    cdef Py_buffer *view = &memory.buffer
-    cdef int i
-    try:
-        PyObject_GetBuffer(data, view, PyBUF_RECORDS_RO)
-    except (ValueError, BufferError) as error:
-        raise TypeError(f"{name} cannot be shared as a buffer: {error}") from error
-    if view.ndim > MAX_AXES:
-        raise ValueError(f"{name} has {view.ndim} axes, at most {MAX_AXES} are understood")
-    memory.readonly = view.readonly
-    b.data, b.format, b.itemsize, b.ndim = <char *>view.buf, view.format, view.itemsize, view.ndim
-    if b.format == NULL:
-        b.format = b"B"
-    b.kind = format_kind(b.format, b.itemsize)
-    for i in range(view.ndim):
-        b.shape[i], b.strides[i] = view.shape[i], view.strides[i]
-    return memory
-
-
-cdef int format_kind(const char *format, int64_t itemsize) noexcept:
-    """A GDN_TYPE_*, BYTES, WORDS or OTHER for a struct-module format of one native-order element."""
-    cdef uint16_t one = 1
-    cdef char little = b"<" if (<uint8_t *>&one)[0] else b">"
-    if format[0] == b"@" or format[0] == b"=" or format[0] == little:
-        format += 1
-    if format[0] == 0 or format[1] != 0:
-        return OTHER
-    if format[0] == b"f":
-        return GDN_TYPE_F32
-    if format[0] == b"e":
-        return GDN_TYPE_F16
-    if itemsize == 4 and (format[0] == b"i" or format[0] == b"l"):
-        return GDN_TYPE_I32
-    if itemsize == 2 and format[0] == b"H":
-        return WORDS
-    if format[0] == b"B" or format[0] == b"b" or format[0] == b"c":
-        return BYTES
-    return OTHER
-
-
-cdef str block_type_name(const block *b):
-    if b.format == NULL:
-        return f"{DL_CODES[b.dl_code] if b.dl_code < len(DL_CODES) else 'DLPack type '}{b.dl_bits}"
-    text = b.format.decode("ascii", "replace")
-    try:
-        element = numpy.dtype(text)
-        return element.str if element.byteorder == ">" else element.name
-    except Exception:             # a format that is no numpy type: a pointer, a bit field
-        return f"buffer format {text!r}"
+include "door/memory.pxi"
 
 
 # ---------------------------------------------------------------- extents
@@ -220,20 +121,22 @@ include "door/dlpack.pxi"
 cdef class Tensor:
     """Tensor(data, ne=None, nb=None, *, type="f32", offset=0, owner=None)
 
-    Four extents and four byte strides over existing memory, as in ggml: ne[0] is the fastest axis by convention, numpy sees the
-    same memory with the axes reversed.  Nothing is ever copied except by cont().
+    Four extents and four byte strides over existing memory, as in ggml: ne[0] is the fastest axis by convention, numpy
+    sees the same memory with the axes reversed.  Nothing is ever copied except by cont().
 
-    data    an object with the buffer protocol (numpy, bytearray, mmap, ctypes arrays, ...), a DLPack object in CPU memory, another
-            Tensor, or an int address.  Its elements must be of the type named or be bytes (for bf16 also 16-bit words): there is
-            no reinterpretation otherwise, TypeError.
-    ne      up to 4 extents, unit axes are appended.  None takes data's own shape, reversed (flat for bytes).  An address needs it.
-    nb      byte strides, one per extent; any multiple or none, negative and 0 too.  None: contiguous; data must then be contiguous.
+    data    an object with the buffer protocol (numpy, bytearray, mmap, ctypes arrays, ...), a DLPack object in CPU
+            memory, another Tensor, or an int address.  Its elements must be of the type named or be bytes (for bf16
+            also 16-bit words); anything else is a TypeError, nothing is reinterpreted.
+    ne      up to 4 extents, unit axes are appended.  None takes data's own shape, reversed (flat for bytes).  An
+            address needs it.
+    nb      byte strides, one per extent, of any sign or 0.  None: contiguous ones, and data must be contiguous itself.
     type    "f32", "f16", "bf16" or "i32"
     offset  bytes from data's first element
     owner   kept alive as long as this Tensor and everything made from it
 
-    A Tensor that would leave the memory of data is a ValueError; an address has no known end and is trusted.  Read-only data gives a
-    read-only Tensor.  Views, arrays and capsules made from a Tensor keep its memory alive.
+    A Tensor that would leave the memory of data is a ValueError; an address has no known end and is trusted.  Any
+    alignment can be viewed; the kernels need multiples of 4.  Read-only data gives a read-only Tensor.  Views, arrays,
+    buffers and capsules made from a Tensor keep its memory alive.
     """
 
     def __cinit__(self, data, ne=None, nb=None, *, str type="f32", offset=0, owner=None):
@@ -246,6 +149,7 @@ cdef class Tensor:
         if nb is not None and ne is None:
             raise ValueError("nb needs ne")
         self.t.type = TYPES[type]
+        offset, = integers((offset,), "offset")
         if isinstance(data, (int, numpy.integer)) and not isinstance(data, bool):
             self.memory = Memory.__new__(Memory)
             self.memory.owner = owner
@@ -313,10 +217,12 @@ cdef class Tensor:
     # ---- views, all over the same memory
 
     def view(self, ne, nb=None, offset=0):
-        """Other extents and byte strides (contiguous ones if None), offset bytes from here; ValueError if it leaves the memory."""
+        """Other extents and byte strides (contiguous ones if None), offset bytes from the first element.
+
+        This Tensor's own extents do not matter; leaving the memory it lies in is a ValueError."""
         cdef Tensor t = sibling(self)
         fill(&t.t, ne, nb)
-        place(t, <char *>self.t.data, offset)
+        place(t, <char *>self.t.data, integers((offset,), "offset")[0])
         return t
 
     def reshape(self, ne):
@@ -367,7 +273,7 @@ cdef class Tensor:
     # ---- out
 
     def numpy(self):
-        """The same memory as an array of shape ne reversed (4 axes).  bf16, which numpy lacks, comes as uint16 bit patterns."""
+        """The same memory as an array of shape ne reversed, 4 axes.  bf16, which numpy lacks, comes as uint16 bits."""
         return tensor_array(self)
 
     def __array__(self, dtype=None, copy=None):
@@ -379,12 +285,14 @@ cdef class Tensor:
         return array.copy() if copy else array
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """A DLPack capsule of 4 axes, shape ne reversed; BufferError where DLPack cannot say it (unaligned, or read-only before 1.0)."""
+        """A DLPack capsule of 4 axes, shape ne reversed.  BufferError for what DLPack cannot say: an address or stride
+        that is no multiple of the element size, read-only memory before version 1.0."""
         if stream is not None:
             raise BufferError(f"CPU memory has no stream, got {stream!r}")
         if dl_device is not None and tuple(dl_device) != (DL_CPU, 0):
             raise BufferError(f"the Tensor is on DLPack device (1, 0), asked for {tuple(dl_device)}")
-        return export_dlpack(self.cont() if copy else self, max_version is not None and max_version[0] >= 1, bool(copy))
+        with_version = max_version is not None and max_version[0] >= 1
+        return export_dlpack(self.cont() if copy else self, with_version, bool(copy))
 
     def __dlpack_device__(self):
         return (DL_CPU, 0)
@@ -446,11 +354,12 @@ cdef int place(Tensor tensor, char *base, object offset) except -1:
     cdef int64_t low, high
     cdef int i
     span(4, tensor.t.ne, tensor.t.nb, item_size(tensor.t.type), "the Tensor", &low, &high)
-    start = <uintptr_t>base + offset.__index__()
+    start = <uintptr_t>base + offset
     if tensor.memory.bounded:
         if start + low < <uintptr_t>tensor.memory.start or start + high > <uintptr_t>tensor.memory.stop:
-            raise ValueError(f"bytes {offset + low} to {offset + high} (ne {tensor.ne}, nb {tensor.nb}, offset {offset}) leave "
-                             f"the memory, which has bytes {tensor.memory.start - base} to {tensor.memory.stop - base}")
+            raise ValueError(f"ne {tensor.ne}, nb {tensor.nb}, offset {offset} reach bytes {offset + low} to "
+                             f"{offset + high} of a memory that has bytes "
+                             f"{tensor.memory.start - base} to {tensor.memory.stop - base}")
     elif start + low < 0 or start + high >= 1 << 64 or (start + low == 0 and high > low):
         raise ValueError(f"no memory at address {start:#x} with ne {tensor.ne}, nb {tensor.nb}")
     tensor.t.data = <void *><uintptr_t>start

@@ -12,7 +12,7 @@ cdef ndarray as_array(object obj, str name, bint writable):
     else:
         array = foreign_array(obj, name)
     if PyArray_TYPE(array) != NPY_FLOAT32 or PyArray_ISBYTESWAPPED(array):
-        raise TypeError(f"{name} must be float32, got {array.dtype.str if array.dtype.byteorder == '>' else array.dtype}")
+        raise TypeError(f"{name} must be float32, got {array_type_name(array.dtype)}")
     cdef npy_intp low = <npy_intp>PyArray_DATA(array)
     for i in range(PyArray_NDIM(array)):
         if PyArray_DIM(array, i) > 1:
@@ -29,6 +29,10 @@ cdef int refuse_alignment(ndarray array, str name) except -1:
         return 0
     raise ValueError(f"{name} must have an address and strides that are multiples of 4 bytes, got address "
                      f"{<uintptr_t>PyArray_DATA(array):#x} and strides {array_tuple(array, True)}")
+
+
+cdef str array_type_name(object dtype):
+    return dtype.str if dtype.byteorder == ">" else str(dtype)
 
 
 cdef ndarray foreign_array(object obj, str name):

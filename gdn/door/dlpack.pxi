@@ -47,9 +47,10 @@ cdef Memory open_dlpack(object data, str name, block *b):
     if int(device[0]) != DL_CPU:
         raise ValueError(f"{name} must be in CPU memory, got DLPack device {tuple(map(int, device))}")
     try:
-        capsule = data.__dlpack__(max_version=(1, 0))
-    except TypeError:             # a producer from before version 1.0
-        capsule = data.__dlpack__()
+        try:
+            capsule = data.__dlpack__(max_version=(1, 0))
+        except TypeError:         # a producer from before version 1.0
+            capsule = data.__dlpack__()
     except BufferError as error:
         raise ValueError(f"{name} cannot be shared through DLPack: {error}") from error
     cdef Memory memory = Memory.__new__(Memory)
