@@ -86,6 +86,13 @@ class Tensor:
         self.numpy()[...] = np.asarray(values)
         return self
 
+    def place(self, address):
+        """Let the tensor's memory be elsewhere, as ggml's graph allocator does when it reuses a buffer."""
+        words = (C.c_uint64 * 64).from_address(self.pointer)
+        first = C.sizeof(TensorHead) // 8
+        words[next(i for i in range(first, 64) if words[i] == self.address)] = address
+        return self
+
     def view(self, ne, nb=None, offset=0):
         """ggml_view_4d: ``nb`` are the byte strides of the axes 1..3, contiguous if not given."""
         ne = tuple(ne) + (1,) * (4 - len(ne))
