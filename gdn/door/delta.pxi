@@ -187,8 +187,8 @@ cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l
         a.flags |= GDN_BETA_LOGIT
     if scale is not None:
         a.flags |= GDN_SCALE_GIVEN
-        a.scale = scale
-    a.l2_eps = l2_eps
+        a.scale = float_argument(scale, "scale")
+    a.l2_eps = float_argument(l2_eps, "l2_eps")
     a.n_threads = threads_argument(n_threads)
     a.n_slots = 1
     return 0

@@ -7,6 +7,7 @@ cdef extern from "simd.h" nogil:
         MR
         NV
         NC
+        QUAD
         CHUNK_MAX
         PAIR_LD
         PAIR_NV
