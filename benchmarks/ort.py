@@ -16,7 +16,8 @@ DOMAIN = "com.microsoft"
 
 
 def session(op, inputs, outputs, n_threads, **attributes):
-    node = helper.make_node(op, [name for name, _ in inputs], [name for name, _ in outputs], domain=DOMAIN, **attributes)
+    names = ([name for name, _ in arrays] for arrays in (inputs, outputs))
+    node = helper.make_node(op, *names, domain=DOMAIN, **attributes)
 
     def infos(arrays):
         return [helper.make_tensor_value_info(name, TensorProto.FLOAT, a.shape) for name, a in arrays if name]

@@ -23,7 +23,8 @@ def prefill(shape, n_tokens, *, n_threads=1, data=None, fla_state=False, head_ma
 
 def prefill_cold(shape, n_tokens, *, n_threads=1):
     """Every layer's call in turn, each on inputs and a state that the other layers pushed out of the cache."""
-    layers = [prefill(shape, n_tokens, n_threads=n_threads, data=inputs(shape, n_tokens, seed=i)) for i in range(LAYERS)]
+    layers = [prefill(shape, n_tokens, n_threads=n_threads, data=inputs(shape, n_tokens, seed=i))
+              for i in range(LAYERS)]
 
     def call():
         for layer in layers:
@@ -63,4 +64,13 @@ def tiny():
 
     def call():
         gdn.gated_delta_net(q, k, v, g, beta, state, out=out, state_out=state)
+    return call
+
+
+def conv(x, weight, state, *, n_threads=1):
+    """Convolution and SiLU; out and state_out given."""
+    out, state_out = np.empty_like(x), np.empty_like(state)
+
+    def call():
+        gdn.causal_conv1d(x, weight, None, state, out=out, state_out=state_out, n_threads=n_threads)
     return call

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks import ours
-from benchmarks.check import check_call
+from benchmarks import allocations, ours, peers
+from benchmarks.check import check_call, check_conv, check_result
 from benchmarks.pairs import best_of, compare, repeats, sample
 from benchmarks.remote import Remote
-from benchmarks.shapes import KIMI, QWEN, Shape, aligned, inputs
+from benchmarks.shapes import KIMI, QWEN, Shape, aligned, conv_inputs, inputs
 
 ROWS = {}
 
@@ -103,24 +103,19 @@ def _():
 
 
 def in_place_pass(states, n_threads):
-    """x *= a over the same bytes, layer by layer, each thread its own part of the heads (a = 1 keeps the numbers)."""
+    """x *= a over the same bytes, every thread one call on its share of the layers (a = 1 keeps the numbers)."""
     a = np.float32(1)
-    halves = [[layer[..., i::n_threads, :, :] for layer in states] for i in range(n_threads)]
-
-    def part(layers):
-        for x in layers:
-            np.multiply(x, a, out=x)
-
+    parts = np.array_split(states.reshape(-1), n_threads)
     if n_threads == 1:
-        return lambda: part(halves[0])
+        return lambda: np.multiply(parts[0], a, out=parts[0])
     pool = ThreadPoolExecutor(n_threads)
-    return lambda: list(pool.map(part, halves))
+    return lambda: list(pool.map(lambda x: np.multiply(x, a, out=x), parts))
 
 
 def decode_over_pass(n_threads):
     check_call(QWEN, 1, n_threads=n_threads)
     states = ours.layer_states(QWEN)
-    p = compare(ours.decode(QWEN, states, n_threads=n_threads), in_place_pass(states, n_threads))
+    p = best_of(n_threads, ours.decode(QWEN, states, n_threads=n_threads), in_place_pass(states, n_threads))
     gigabytes = 2 * states.nbytes / 1e9
     return p.ratio, times(p, gb_s=round(gigabytes / p.a, 1), pass_gb_s=round(gigabytes / p.b, 1))
 
@@ -234,9 +229,111 @@ def _():
     return max(results.values()), results
 
 
+# Against the peers ----------------------------------------------------------------------------------------------------
+
+PEER_BOUND = 1e-3       # of a peer's answer: it must compute the same thing, how exactly is its own affair
+
+
+def over_peer(maker, shape, n_tokens, head_map, **kwargs):
+    """How many times faster than a peer's call on the same numbers."""
+    data = inputs(shape, n_tokens)
+    theirs, out, state = getattr(peers, maker)(shape, data)
+    theirs()
+    check_result(shape, data, out, state, head_map, PEER_BOUND)
+    check_call(shape, n_tokens, head_map=head_map)
+    p = compare(theirs, ours.prefill(shape, n_tokens, data=data, head_map=head_map), least_pairs=3, **kwargs)
+    return p.ratio, times(p, their_gflops=round(shape.flops(n_tokens) / p.a / 1e9, 1),
+                          gflops=round(shape.flops(n_tokens) / p.b / 1e9, 1))
+
+
+def peer_row(name, what, maker, shape, n_tokens, head_map, target, stretch=None, level=None):
+    @row(name, what, target=target, stretch=stretch, at_least=True, level=level)
+    def _():
+        return over_peer(maker, shape, n_tokens, head_map)
+
+
+peer_row("ggml-prefill", "GDN prefill, 2048 tokens, over ggml's op", "ggml_delta", QWEN, 2048, "tiled", 6, 8)
+peer_row("ik-prefill", "GDN prefill, 2048 tokens, over ik's op", "ik_delta", QWEN, 2048, "interleaved", 4.5, 6)
+peer_row("torch-prefill", "GDN prefill, 2048 tokens, over transformers' torch chunk", "torch_delta", QWEN, 2048,
+         "interleaved", 6, 9)
+peer_row("ort-prefill", "GDN prefill, 2048 tokens, over onnxruntime's LinearAttention", "ort_delta", QWEN, 2048,
+         "interleaved", 2.4, 3)
+peer_row("ggml-prefill-v3", "GDN prefill at level v3 over ggml's op", "ggml_delta", QWEN, 2048, "tiled", 3.5, 4.5, "v3")
+peer_row("ik-prefill-v3", "GDN prefill at level v3 over ik's op", "ik_delta", QWEN, 2048, "interleaved", 2.5, 3.5, "v3")
+peer_row("ggml-kda", "KDA prefill, 512 tokens, over ggml's op", "ggml_delta", KIMI, 512, "tiled", 5, 7)
+peer_row("ort-kda", "KDA prefill, 512 tokens, over onnxruntime's", "ort_delta", KIMI, 512, "interleaved", 2.2, 2.8)
+peer_row("torch-kda", "KDA prefill, 512 tokens, over transformers' torch KDA chunk", "torch_delta", KIMI, 512,
+         "interleaved", 100)
+
+
+def decode_over(maker, head_map):
+    data, states = inputs(QWEN, 1), ours.layer_states(QWEN)
+    theirs, out, _ = getattr(peers, maker)(QWEN, data, states)
+    theirs()
+    check_result(QWEN, (*data[:5], states[-1]), out, None, head_map, PEER_BOUND)
+    check_call(QWEN, 1, head_map=head_map)
+    p = compare(theirs, ours.decode(QWEN, states, head_map=head_map))
+    return p.ratio, times(p)
+
+
+@row("ggml-decode", "decode, 24 layers, over ggml's op + the copy back into its cache", target=3.5, stretch=5,
+     at_least=True)
+def _():
+    return decode_over("ggml_decode", "tiled")
+
+
+@row("ik-decode", "decode, 24 layers, over ik's op", target=2.5, stretch=4, at_least=True)
+def _():
+    return decode_over("ik_decode", "interleaved")
+
+
+@row("ort-decode", "decode, one layer hot, in place, over onnxruntime's in place", target=1, stretch=1.3, at_least=True)
+def _():
+    data, states = inputs(QWEN, 1), ours.layer_states(QWEN, n_layers=1)
+    theirs, out, state = peers.ort_delta(QWEN, data, in_place=True)
+    theirs()
+    check_result(QWEN, data, out, state, "interleaved", PEER_BOUND)
+    p = compare(theirs, ours.decode(QWEN, states, head_map="interleaved"))
+    return p.ratio, times(p)
+
+
+def conv_over(maker, *args):
+    x, weight, state = conv_inputs(512)
+    theirs, out, new = getattr(peers, maker)(x, weight, state, *args)
+    theirs()
+    check_conv(x, weight, state, out, new)
+    p = compare(theirs, ours.conv(x, weight, state))
+    return p.ratio, times(p)
+
+
+@row("ggml-conv", "causal conv + SiLU, 8192 channels, 512 tokens, over ggml's concat + ssm_conv + silu", target=5,
+     stretch=10, at_least=True)
+def _():
+    return conv_over("ggml_conv")
+
+
+@row("ort-conv", "causal conv + SiLU over onnxruntime's CausalConvWithState, its faster layout", target=4, stretch=6,
+     at_least=True)
+def _():
+    layouts = {name: conv_over("ort_conv", last) for name, last in (("channels first", 0), ("channels last", 1))}
+    name = min(layouts, key=lambda n: layouts[n][0])
+    return layouts[name][0], {**layouts[name][1], "layout": name}
+
+
+@row("alloc", "native allocations in a decode call with out given, after the first", target=0, at_least=False, unit="")
+def _():
+    return allocations.of_decode()
+
+
 def main():
-    value, details = ROWS[sys.argv[1]].measure()
-    print(json.dumps({"value": value, "details": details}))
+    try:
+        value, details = ROWS[sys.argv[1]].measure()
+    except ImportError as error:
+        if (error.name or "").startswith("gdn"):
+            raise
+        print(json.dumps({"absent": str(error)}))
+    else:
+        print(json.dumps({"value": value, "details": details}))
 
 
 if __name__ == "__main__":

@@ -72,3 +72,12 @@ def inputs(shape, n_tokens, n_seqs=1, seed=0, g=None):
     state = normal(n_seqs, shape.H_v, shape.S_v, shape.S_k)
     state *= 0.1
     return q, k, v, gate, beta, state
+
+
+def conv_inputs(n_tokens, channels=8192, width=4, n_seqs=1, seed=0):
+    """x (n_seqs, n_tokens, channels), weight (channels, width), state (n_seqs, channels, width-1)."""
+    rng = np.random.default_rng(seed)
+    arrays = [aligned(s) for s in ((n_seqs, n_tokens, channels), (channels, width), (n_seqs, channels, width - 1))]
+    for a in arrays:
+        rng.standard_normal(out=a, dtype=np.float32)
+    return arrays

@@ -36,8 +36,8 @@ def line(name, result):
 
 
 def chosen(words):
-    names = [n for n in ROWS if not words or n in words]
-    return names or [n for n in ROWS if any(n.startswith(w) for w in words)]
+    """Rows named, or beginning with a word that names none; all without words."""
+    return [n for n in ROWS if not words or any(n == w or (w not in ROWS and n.startswith(w)) for w in words)]
 
 
 def main():

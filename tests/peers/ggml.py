@@ -1,7 +1,7 @@
 """ggml's own memory and operations through ctypes: enough of a binding to build tensors, run a graph, read strides.
 
-The libraries come from the wheel ``libggml-python``.  Nothing here belongs to gdn: a ``Context`` owns its arena, tensors live
-in it, and ``Tensor.address``, ``.ne`` and ``.nb`` are what another library needs to work on the same memory.
+The libraries come from the wheel ``libggml-python``.  Nothing here belongs to gdn: a ``Context`` owns its arena, tensors
+live in it, and ``Tensor.address``, ``.ne`` and ``.nb`` are what another library needs to work on the same memory.
 
     ctx = load().context()
     q = ctx.new(128, 16, 7, 1)                 # ne[0] first, as ggml writes them
@@ -76,8 +76,8 @@ class Tensor:
     def numpy(self):
         """The tensor's memory as an array, axes reversed; it keeps the context alive."""
         dtype = np.dtype(DTYPES[self.type])
-        span = sum((n - 1) * b for n, b in zip(self.ne, self.nb, strict=True)) + dtype.itemsize if 0 not in self.ne else 0
-        memory = (C.c_char * span).from_address(self.address)
+        reach = sum((n - 1) * b for n, b in zip(self.ne, self.nb, strict=True)) + dtype.itemsize
+        memory = (C.c_char * (0 if 0 in self.ne else reach)).from_address(self.address)
         memory.owner = self.ctx
         return np.ndarray(self.ne[::-1], dtype, memory, strides=self.nb[::-1])
 

@@ -2,8 +2,8 @@
 
     q, k    ne [S, n_tokens, H_k, n_seqs], contiguous: a head's tokens follow each other
     v       ne [S, n_tokens, H_v, n_seqs], any strides but the first
-    g       ne [n_tokens, 1, H_v, n_seqs], beta ne [1, n_tokens, H_v, n_seqs]: views whose memory is [H_v, n_tokens, n_seqs],
-            the kernel reads the memory so whatever the strides say; beta are logits, the sigmoid is inside
+    g       ne [n_tokens, 1, H_v, n_seqs], beta ne [1, n_tokens, H_v, n_seqs]: views whose memory is
+            [H_v, n_tokens, n_seqs], read so whatever the strides say; beta are logits, the sigmoid is inside
     state   ne [S, S * H_v, 1, n_seqs], contiguous, [key][value]
     result  flat: out [S, H_v, n_tokens, n_seqs], then the state in the layout it came in
     S is 64 or 128, H_v % H_k == 0, value head h reads key head h // (H_v // H_k), scale 1/sqrt(S).
@@ -14,7 +14,6 @@ import functools
 
 from tests.peers import ggml
 from tests.peers.ggml import ptr
-
 
 # Of the functions ggml.py uses, these are not here or take other arguments.
 OTHER = {"set_rows", "softplus", "gated_delta_net", "ssm_conv", "solve_tri", "graph_plan", "graph_compute"}
