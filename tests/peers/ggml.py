@@ -1,6 +1,6 @@
 """ggml's own memory and operations through ctypes: enough of a binding to build tensors, run a graph, read strides.
 
-The libraries come from the wheel ``libggml-python``.  Nothing here belongs to gdn: a ``Context`` owns its arena, tensors
+The libraries come from the wheel ``libggml-python``.  Nothing here belongs to gdn: a ``Context`` owns an arena, tensors
 live in it, and ``Tensor.address``, ``.ne`` and ``.nb`` are what another library needs to work on the same memory.
 
     ctx = load().context()
