@@ -135,6 +135,13 @@ static inline void v_exp_hi_lo(vf x, vf *hi, vf *lo)
 static inline vf v_sigmoid(vf x) { return 1.0f / (1.0f + v_exp(-x)); }
 static inline vf v_silu(vf x)    { return x / (1.0f + v_exp(-x)); }
 
+/* a * b where a product with an exact zero is zero, whatever the other factor: a gate of 0 at a rate of -inf. */
+static inline vf v_mul_zero(vf a, vf b)
+{
+    vi zero = ((a == 0.0f) & ~(b != b)) | ((b == 0.0f) & ~(a != a));
+    return v_select(zero, v_set(0.0f), a * b);
+}
+
 /* log(1 + exp(x)) with relative accuracy at both ends: max(x, 0) + log1p(exp(-|x|)),
  * log1p(t) = 2 atanh(t / (2 + t)) as its series, |t / (2 + t)| <= 1/3. */
 static inline vf v_softplus(vf x)
