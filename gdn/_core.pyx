@@ -10,5 +10,6 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from gdn.kernels.level cimport *
 
 include "door/engine.pxi"
+include "door/build.pxi"
 
 load_level()
