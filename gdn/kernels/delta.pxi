@@ -99,8 +99,7 @@ cdef size_t delta_scratch(const gdn_delta_job *job) noexcept nogil:
 
 cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
     """How a checked call runs on this level: chunk length, the switch from recurrent to chunked, column parts."""
-    cdef int64_t small = round_up(16, MR)
-    job.chunk = small if job.per_channel or job.S_k + job.S_v < 192 else CHUNK_MAX
+    job.chunk = CHUNK_MAX
     if job.args.mode == GDN_MODE_RECURRENT:
         job.chunked_from = INT64_MAX
     elif job.args.mode == GDN_MODE_CHUNKED:
@@ -257,6 +256,8 @@ cdef void load_keys(space *sp, int64_t t0, int64_t n) noexcept nogil:
     cdef const gdn_delta_net_args *args = sp.job.args
     cdef int64_t i
     for i in range(n):
+        v_prefetch(<const float *>row_of(sp, &args.q, sp.key_head, t0 + i + n), sp.job.S_k)
+        v_prefetch(<const float *>row_of(sp, &args.k, sp.key_head, t0 + i + n), sp.job.S_k)
         load_key(sp, sp.q + i * sp.ld, row_of(sp, &args.q, sp.key_head, t0 + i), args.q.nb[0])
         load_key(sp, sp.k + i * sp.ld, row_of(sp, &args.k, sp.key_head, t0 + i), args.k.nb[0])
 
@@ -293,6 +294,7 @@ cdef void load_scalars(const space *sp, float *beta, float *g, int64_t head, int
 cdef void run_chunked(space *sp, int64_t n_tokens) noexcept nogil:
     cdef operands op
     cdef int64_t t0, m
+    op.chunk = sp.job.chunk
     op.decay_hi = sp.decay_hi
     op.decay_lo = sp.decay_lo
     for t0 from 0 <= t0 < n_tokens by sp.job.chunk:
@@ -402,10 +404,12 @@ cdef void steps_in_place(space *sp, int64_t m, int64_t t0, int64_t n, int order)
     columns) take all n tokens before the next few, so that the planes stream through once."""
     cdef plane source[TOKENS]
     cdef plane target[TOKENS]
+    cdef const char *ahead                    # the next head's state, most likely
     cdef int64_t i, j
     for i in range(n):
         target[i] = plane_after(sp, m, t0 + i, order)
         source[i] = plane_after(sp, m, t0 + i - 1, order) if t0 + i > 0 else plane_in(sp, m)
+    ahead = source[0].p + sp.job.state_in_nb[sp.seq][2]
     if source[0].p == NULL:
         copy_state(target[0].p, target[0].nb, NULL, NULL, sp.job.S_k, sp.n_columns)
         source[0] = target[0]
@@ -423,13 +427,13 @@ cdef void steps_in_place(space *sp, int64_t m, int64_t t0, int64_t n, int order)
     else:
         while j + NC * VL <= sp.n_columns:
             for i in range(n):
-                columns_step(&sp.tokens[i], sp.job.S_k, target[i].p, target[i].nb[0], source[i].p, source[i].nb[0], j,
-                             NC)
+                columns_step(&sp.tokens[i], sp.job.S_k, target[i].p, target[i].nb[0], source[i].p, source[i].nb[0],
+                             ahead, j, NC)
             j += NC * VL
         while j < sp.n_columns:
             for i in range(n):
-                columns_step(&sp.tokens[i], sp.job.S_k, target[i].p, target[i].nb[0], source[i].p, source[i].nb[0], j,
-                             1)
+                columns_step(&sp.tokens[i], sp.job.S_k, target[i].p, target[i].nb[0], source[i].p, source[i].nb[0],
+                             ahead, j, 1)
             j += VL
 
 
@@ -443,7 +447,7 @@ cdef void steps_in_panels(space *sp, int64_t m, int64_t t0, int64_t n) noexcept 
         tok = sp.tokens[i]
         state = <char *>(sp.states + m * sp.state_size)
         for j from 0 <= j < sp.n_columns by NV * VL:
-            columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, NV)
+            columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, state, 0, NV)
             tok.v += NV * VL
             tok.out += NV * VL
             state += 4 * panel

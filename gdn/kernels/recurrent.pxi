@@ -19,13 +19,15 @@ cdef struct token:               # prepared once per token and value head; [ld] 
     float scale
 
 
+cdef enum:
+    AHEAD = 2                    # groups of rows between use and prefetch
+
+
 cdef inline void rows_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
                            int64_t j0, const int n) noexcept nogil:
     """Value columns [j0, j0 + n) of a state whose key index is contiguous (ggml's order); n <= VL / 2."""
     cdef vf acc[VL]
-    cdef float dots[VL]
-    cdef float d[VL]
-    cdef vf kd, qd, hi, lo, k, s
+    cdef vf kd, qd, hi, lo, k, s, dots, d, o
     cdef int64_t c
     cdef int m
     for m in range(VL):
@@ -35,24 +37,26 @@ cdef inline void rows_step(const token *t, int64_t S_k, char *dst, int64_t dst_n
         qd = v_load(t.qd + c)
         for m in range(n):
             s = v_load(<const float *>(src + (j0 + m) * src_nb) + c)
+            v_prefetch(<const float *>(src + (j0 + m + AHEAD * n) * src_nb) + c, VL)
             acc[m] += kd * s
             acc[VL // 2 + m] += qd * s
-    v_store(dots, v_sums(acc))
-    for m in range(n):
-        d[m] = t.beta * (t.v[j0 + m] - dots[m])
-        t.out[j0 + m] = t.scale * (dots[VL // 2 + m] + t.kq * d[m])
+    dots = v_sums(acc)                       # lanes m: S^T kd of row j0 + m; lanes VL/2 + m: S^T qd
+    d = t.beta * (v_load(t.v + j0) - dots)
+    o = t.scale * (v_swap_halves(dots) + t.kq * d)
+    v_store_head(t.out + j0, o, n)
     for c from 0 <= c < S_k by VL:
         k = v_load(t.k + c)
         hi = v_load(t.hi + c)
         lo = v_load(t.lo + c)
         for m in range(n):
             s = v_load(<const float *>(src + (j0 + m) * src_nb) + c)
-            v_store(<float *>(dst + (j0 + m) * dst_nb) + c, s * hi + (s * lo + k * d[m]))
+            v_store(<float *>(dst + (j0 + m) * dst_nb) + c, s * hi + (s * lo + k * v_lane(d, m)))
 
 
 cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src,
-                              int64_t src_nb, int64_t j0, const int n) noexcept nogil:
-    """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels)."""
+                              int64_t src_nb, const char *next_src, int64_t j0, const int n) noexcept nogil:
+    """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels).
+    The second pass finds its rows in cache and fetches those of next_src, the state that comes after, meanwhile."""
     cdef vf acc_k[NC]
     cdef vf acc_q[NC]
     cdef vf s
@@ -70,6 +74,7 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
         acc_k[j] = t.beta * (v_load(t.v + j0 + j * VL) - acc_k[j])
         v_store(t.out + j0 + j * VL, t.scale * (acc_q[j] + t.kq * acc_k[j]))
     for c in range(S_k):
+        v_prefetch(<const float *>(next_src + c * src_nb) + j0, n * VL)
         for j in range(n):
             s = v_load(<const float *>(src + c * src_nb) + j0 + j * VL)
             v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, s * t.hi[c] + (s * t.lo[c] + t.k[c] * acc_k[j]))
