@@ -23,7 +23,8 @@ def median_time(call, seconds):
 
 def inputs(n_tokens, per_channel, n_layers=1):
     rng = np.random.default_rng(0)
-    q, k = (rng.standard_normal((1, n_tokens, H_K if not per_channel else H_V, S), np.float32) for _ in range(2))
+    H_k = H_V if per_channel else H_K                  # Kimi's layers have one key head a value head
+    q, k = (rng.standard_normal((1, n_tokens, H_k, S), np.float32) for _ in range(2))
     v = rng.standard_normal((1, n_tokens, H_V, S), np.float32)
     g = -rng.uniform(0.001, 0.2, (1, n_tokens, H_V, S) if per_channel else (1, n_tokens, H_V)).astype(np.float32)
     beta = rng.uniform(0, 1, (1, n_tokens, H_V)).astype(np.float32)

@@ -93,7 +93,8 @@ def other_cases():
         yield f"causal_conv1d {size}", conv_miss(x[:, :, 0], y[0, :4, 0].T, z[:, :3, 0].swapaxes(1, 2))
         a = np.tril(rng.standard_normal((2, size, size)) / size, -1).astype(np.float32)
         b = rng.standard_normal((2, size, 5)).astype(np.float32)
-        yield f"solve_tri {size}", miss(gdn.solve_tri(a, b, unit=True), np.linalg.solve(np.eye(size) + a.astype(float), b))
+        yield f"solve_tri {size}", miss(gdn.solve_tri(a, b, unit=True),
+                                        np.linalg.solve(np.eye(size) + a.astype(float), b))
 
 
 def conv_miss(x, weight, state):
