@@ -48,7 +48,7 @@ $(VENV)/.extras-%: $(VENV)/.installed
 build: $(VENV)/.built
 
 demo: build
-	$(PY) examples/shakespeare/generate.py $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(PY) examples/shakespeare/generate.py $(ARGS)
 
 test: build $(VENV)/.extras-$(EXTRAS)
 	$(PY) -m pytest -m "not slow" $(ARGS)

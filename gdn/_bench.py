@@ -55,7 +55,7 @@ ROWS = (
     ("GDN decode, one layer", lambda n: delta(1, False, 1, n)),
     ("GDN decode, 24 layers", lambda n: delta(1, False, LAYERS, n)),
     ("KDA decode, 24 layers", lambda n: delta(1, True, LAYERS, n)),
-    ("conv width 4, 512 tokens", conv),
+    ("conv width 4, 512 tokens", lambda n: conv(512, n)),
 )
 
 

@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from gdn._types cimport *
+
 cdef extern from "gdn.h" nogil:
     ctypedef enum gdn_status:
         GDN_OK
@@ -21,17 +23,11 @@ cdef extern from "gdn.h" nogil:
         GDN_ERR_DAMAGED
     enum:
         GDN_ABI
-        GDN_TYPE_F32, GDN_TYPE_F16, GDN_TYPE_I32, GDN_TYPE_BF16
         GDN_HEAD_NONE, GDN_HEAD_TILED, GDN_HEAD_INTERLEAVED
         GDN_MODE_AUTO, GDN_MODE_CHUNKED, GDN_MODE_RECURRENT
         GDN_QK_L2NORM, GDN_L2_MAX, GDN_BETA_LOGIT, GDN_SCALE_GIVEN
         GDN_ACT_NONE, GDN_ACT_SILU, GDN_ACT_SIGMOID
         GDN_L2_FORM_SUM, GDN_L2_FORM_MAX
-    ctypedef struct gdn_tensor:
-        void *data
-        int32_t type
-        int64_t ne[4]
-        int64_t nb[4]
     ctypedef struct gdn_delta_net_args:
         uint32_t size
         int32_t head_map

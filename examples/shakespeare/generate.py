@@ -98,6 +98,7 @@ def arguments():
 
 def main():
     args = arguments()
+    gdn.set_num_threads(1)                             # four heads of 64: too little work to share
     temperature, rng = 0 if args.greedy else args.temperature, np.random.default_rng(args.seed)
     model, prompt = Model(args.file), list(args.prompt.encode())
 

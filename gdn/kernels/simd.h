@@ -4,6 +4,7 @@
  * VL         float lanes of a vector
  * MR, NV     the register tile: MR rows of NV vectors, accumulators for the MR x NV products (tile.pxi)
  * NC         vectors of a state row that a token-by-token step carries at once, two accumulators each (recurrent.pxi)
+ * QUAD       rows of a state that share a load of the token's vectors, at most VL / 2
  * CHUNK_MAX  tokens of a chunk, a multiple of MR;  PAIR_LD floats of a row of chunk x chunk matrices */
 #ifndef GDN_SIMD_H
 #define GDN_SIMD_H
@@ -13,13 +14,13 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-enum { VL = 16, MR = 8, NV = 2, NC = 8, CHUNK_MAX = 16 };
+enum { VL = 16, MR = 8, NV = 2, NC = 8, QUAD = 4, CHUNK_MAX = 16 };
 #define GDN_LEVEL_NAME "v4"
 #elif defined(__AVX2__)
-enum { VL = 8, MR = 6, NV = 2, NC = 4, CHUNK_MAX = 18 };
+enum { VL = 8, MR = 6, NV = 2, NC = 4, QUAD = 4, CHUNK_MAX = 18 };
 #define GDN_LEVEL_NAME "v3"
 #else
-enum { VL = 4, MR = 6, NV = 2, NC = 4, CHUNK_MAX = 18 };
+enum { VL = 4, MR = 6, NV = 2, NC = 4, QUAD = 2, CHUNK_MAX = 18 };
 #define GDN_LEVEL_NAME "base"
 #endif
 
@@ -133,6 +134,13 @@ static inline void v_exp_hi_lo(vf x, vf *hi, vf *lo)
 
 static inline vf v_sigmoid(vf x) { return 1.0f / (1.0f + v_exp(-x)); }
 static inline vf v_silu(vf x)    { return x / (1.0f + v_exp(-x)); }
+
+/* a * b where a product with an exact zero is zero, whatever the other factor: a gate of 0 at a rate of -inf. */
+static inline vf v_mul_zero(vf a, vf b)
+{
+    vi zero = ((a == 0.0f) & ~(b != b)) | ((b == 0.0f) & ~(a != a));
+    return v_select(zero, v_set(0.0f), a * b);
+}
 
 /* log(1 + exp(x)) with relative accuracy at both ends: max(x, 0) + log1p(exp(-|x|)),
  * log1p(t) = 2 atanh(t / (2 + t)) as its series, |t / (2 + t)| <= 1/3. */

@@ -7,6 +7,7 @@ cdef extern from "simd.h" nogil:
         MR
         NV
         NC
+        QUAD
         CHUNK_MAX
         PAIR_LD
         PAIR_NV
@@ -27,5 +28,6 @@ cdef extern from "simd.h" nogil:
     vf v_sigmoid(vf x)
     vf v_silu(vf x)
     vf v_softplus(vf x)
+    vf v_mul_zero(vf a, vf b)
     void v_transpose(vf *x)
     void v_prefetch(const float *p, int64_t n)

@@ -1,0 +1,36 @@
+# gdn.Tensor, and the conversions from Python arguments that every public function goes through.
+
+from libc.stdint cimport int32_t, int64_t
+from numpy cimport ndarray
+
+from gdn._types cimport gdn_tensor
+
+
+cdef class Memory:
+    """Whatever keeps a block of memory alive, and where that block ends."""
+    cdef Py_buffer buffer
+    cdef void *plain              # DLManagedTensor to give back, or NULL
+    cdef void *versioned          # DLManagedTensorVersioned to give back, or NULL
+    cdef object owner
+    cdef char *start              # first byte and the one behind the last; an int address has no known end
+    cdef char *stop
+    cdef bint bounded
+    cdef bint readonly
+
+
+cdef class Tensor:
+    cdef object __weakref__
+    cdef Memory memory
+    cdef gdn_tensor t
+    cdef int64_t shape[4]      # the same with the axes reversed, as buffers and numpy want them
+    cdef int64_t strides[4]
+
+
+# A zero-copy float32 array over obj (ndarray, Tensor, buffer or DLPack object), or the error a caller should see.
+cdef ndarray as_array(object obj, str name, bint writable)
+# as_array with exactly ndim axes; a Tensor's leading unit axes are dropped.  axes names the axes in the error message.
+cdef ndarray fit(object obj, str name, int ndim, bint writable, str axes=*)
+# The C form of an array of at most four axes.
+cdef int to_c(ndarray array, gdn_tensor *out) except -1
+# Refuse an output that overlaps itself or one of others: (name, array or None, may_be_exactly_the_output) each.
+cdef int check_overlap(str out_name, ndarray out, tuple others) except -1
