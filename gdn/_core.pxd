@@ -36,6 +36,7 @@ cdef extern from "gdn.h" nogil:
         float scale
         float l2_eps
         int32_t n_threads
+        int32_t reserved
         gdn_tensor q, k, v, g, beta, out, state, state_out
         int64_t n_seqs
         int64_t n_slots
@@ -51,6 +52,7 @@ cdef extern from "gdn.h" nogil:
         uint32_t size
         int32_t activation
         int32_t n_threads
+        int32_t reserved
         gdn_tensor x, weight, bias, out, state, state_out
         int64_t n_seqs
         int64_t n_slots
