@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from gdn._types cimport *
+
 cdef extern from "gdn.h" nogil:
     ctypedef enum gdn_status:
         GDN_OK
@@ -21,7 +23,6 @@ cdef extern from "gdn.h" nogil:
         GDN_ERR_DAMAGED
     enum:
         GDN_ABI
-        GDN_TYPE_F32, GDN_TYPE_F16, GDN_TYPE_I32, GDN_TYPE_BF16
         GDN_HEAD_NONE, GDN_HEAD_TILED, GDN_HEAD_INTERLEAVED
         GDN_MODE_AUTO, GDN_MODE_CHUNKED, GDN_MODE_RECURRENT
         GDN_QK_L2NORM, GDN_L2_MAX, GDN_BETA_LOGIT, GDN_SCALE_GIVEN
@@ -30,11 +31,6 @@ cdef extern from "gdn.h" nogil:
         GDN_RING_ABI
         GDN_SLOT_FREE, GDN_SLOT_LIVE, GDN_SLOT_LOST, GDN_SLOT_FILLING
         GDN_MARK_NONE, GDN_MARK_STEP, GDN_MARK_FRESH, GDN_MARK_FILL, GDN_MARK_READ
-    ctypedef struct gdn_tensor:
-        void *data
-        int32_t type
-        int64_t ne[4]
-        int64_t nb[4]
     ctypedef struct gdn_delta_net_args:
         uint32_t size
         int32_t head_map

@@ -3,12 +3,28 @@
 import importlib
 import os
 
+import numpy as np
+
+cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cython.parallel cimport parallel
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.math cimport isfinite, sqrtf
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memset
+from numpy cimport PyArray_DATA, ndarray
 
+from gdn._tensor cimport Tensor, as_array, check_overlap, fit, to_c
 from gdn.kernels.level cimport *
 
-include "door/engine.pxi"
+cnp.import_array()
 
+include "door/errors.pxi"
+include "door/engine.pxi"
+include "door/threads.pxi"
+include "door/scratch.pxi"
+include "door/rows.pxi"
+include "door/delta.pxi"
+include "door/table.pxi"
+
+threads_usable = usable_cpus()
 load_level()

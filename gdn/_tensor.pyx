@@ -14,7 +14,7 @@ from numpy cimport (NPY_ARRAY_WRITEABLE, NPY_FLOAT16, NPY_FLOAT32, NPY_INT32, NP
                     PyArray_SetBaseObject, PyArray_SIZE, PyArray_STRIDE, PyArray_STRIDES, PyArray_TYPE, import_array,
                     ndarray, npy_intp)
 
-from gdn._core cimport GDN_TYPE_BF16, GDN_TYPE_F16, GDN_TYPE_F32, GDN_TYPE_I32, gdn_tensor
+from gdn._types cimport GDN_TYPE_BF16, GDN_TYPE_F16, GDN_TYPE_F32, GDN_TYPE_I32, gdn_tensor
 
 import numpy
 

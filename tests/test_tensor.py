@@ -8,6 +8,7 @@ import io
 import mmap
 import sys
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -221,7 +222,8 @@ def test_address():
     dict(ne=(1 << 40, 1 << 40)), dict(ne=(1 << 31,) * 4), dict(ne=(2,), nb=(1 << 62,)), dict(ne=(3,), nb=(1 << 62,)),
     dict(ne=(2,), nb=(-(1 << 63),)), dict(ne=(1 << 32, 1 << 32), nb=(0, 0)), dict(ne=(2,), nb=()),
     dict(ne=(2,), nb=(4, 8)), dict(ne=(2, 2), nb=(4,)), dict(nb=(4,)), dict(type="f64"), dict(type=""), dict(type=None),
-    dict(offset=1 << 70), dict(offset=-(1 << 70)), dict(offset=4), dict(ne=(1,), offset=65)]] + [(TypeError, a) for a in [
+    dict(offset=1 << 70), dict(offset=-(1 << 70)), dict(offset=4),
+    dict(ne=(1,), offset=65)]] + [(TypeError, a) for a in [
         dict(ne=3), dict(ne="12"), dict(ne=(1.0,)), dict(ne=(None,)), dict(ne=(2,), nb=(4.0,)), dict(type=7),
         dict(offset=1.0), dict(bogus=1)]])
 def test_hostile_arguments(error, arguments):
@@ -447,6 +449,26 @@ def test_a_buffer_in_use_cannot_be_resized():
     with pytest.raises(BufferError):
         block.append(1)
     del t
+    block.append(1)
+
+
+def test_refusals_hold_nothing():
+    block = bytearray(18)
+    for arguments in [dict(), dict(ne=(5,)), dict(ne=(-1,)), dict(ne=(4,), offset=4), dict(ne=(4,), nb=())]:
+        with pytest.raises(ValueError):
+            gdn.Tensor(block, **arguments)
+    with pytest.raises(TypeError):
+        as_array(block)
+    t = gdn.Tensor(block, (4,), owner=block)
+    refusals = [(t.view, (5,), ()), (t.slice, 0, 1, 9), (t.reshape, (5,)), (t.permute, 0, 0, 0, 0), (fit, t, 0),
+                (hashlib.md5, t.view((2, 2)).transpose()), (partial(t.__dlpack__, stream=1),)]
+    before = sys.getrefcount(t)
+    for refused, *arguments in refusals:
+        with pytest.raises((ValueError, BufferError, TypeError)):
+            refused(*arguments)
+    assert sys.getrefcount(t) == before
+    del t, refused, arguments, refusals
+    gc.collect()
     block.append(1)
 
 

@@ -12,6 +12,7 @@ cdef extern from "level.h" nogil:
         int tiled
         float scale
         int64_t chunked_from, chunk
+        int64_t part_unit
         int64_t n_parts, part_columns
         const char **state_in
         const int64_t **state_in_nb
@@ -36,6 +37,7 @@ cdef extern from "level.h" nogil:
     ctypedef struct gdn_level:
         const char *name
         int vl
+        void (*delta_plan)(gdn_delta_job *) noexcept nogil
         size_t (*delta_scratch)(const gdn_delta_job *) noexcept nogil
         size_t (*conv_scratch)(const gdn_conv_job *) noexcept nogil
         gdn_item_fn delta, conv, l2_norm, rms_norm_gated, decay_gate, solve_tri

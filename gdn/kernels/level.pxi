@@ -1,7 +1,8 @@
 # One instruction set's kernels behind one table.  Each _level_*.pyx includes this file and nothing else.
 
 from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int32_t, int64_t
+from libc.math cimport sqrtf
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.string cimport memcpy, memset
 
 from gdn._core cimport *
@@ -17,6 +18,7 @@ cdef extern from "simd.h":
 cdef gdn_level level
 level.name = GDN_LEVEL_NAME
 level.vl = VL
+level.delta_plan = delta_plan
 level.delta_scratch = delta_scratch
 level.delta = delta_item
 level.conv_scratch = conv_scratch

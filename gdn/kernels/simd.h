@@ -1,6 +1,11 @@
 /* simd.h - vectors for the kernels: GCC vector-extension values, so that one source serves every level.
  *
- * Cython sees `vf` as a float: `acc[i][j] += s * b[j]` broadcasts s.  VL lanes; MR x NV is the register tile. */
+ * Cython sees `vf` as a float: `acc[i][j] += s * b[j]` broadcasts s.
+ * VL         float lanes of a vector
+ * MR, NV     the register tile: MR rows of NV vectors, accumulators for the MR x NV products (tile.pxi)
+ * NC         vectors of a state row that a token-by-token step carries at once, two accumulators each (recurrent.pxi)
+ * QUAD       rows of a state that share a load of the token's vectors, at most VL / 2
+ * CHUNK_MAX  tokens of a chunk, a multiple of MR;  PAIR_LD floats of a row of chunk x chunk matrices */
 #ifndef GDN_SIMD_H
 #define GDN_SIMD_H
 
@@ -9,15 +14,17 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-enum { VL = 16, MR = 8, NV = 2 };
+enum { VL = 16, MR = 8, NV = 2, NC = 8, QUAD = 4, CHUNK_MAX = 16 };
 #define GDN_LEVEL_NAME "v4"
 #elif defined(__AVX2__)
-enum { VL = 8, MR = 6, NV = 2 };
+enum { VL = 8, MR = 6, NV = 2, NC = 4, QUAD = 4, CHUNK_MAX = 18 };
 #define GDN_LEVEL_NAME "v3"
 #else
-enum { VL = 4, MR = 6, NV = 2 };
+enum { VL = 4, MR = 6, NV = 2, NC = 4, QUAD = 2, CHUNK_MAX = 18 };
 #define GDN_LEVEL_NAME "base"
 #endif
+
+enum { PAIR_LD = 32, PAIR_NV = PAIR_LD / VL };
 
 #if defined(__AVX512F__)
 #define GDN_VECTOR_BYTES 64
@@ -64,6 +71,23 @@ static inline vf v_sqrt(vf x)
 {
     for (int i = 0; i < VL; i++) x[i] = __builtin_sqrtf(x[i]);
     return x;
+}
+
+/* x with lane i set to s; i outside 0..VL-1 sets none. */
+static inline vf v_with_lane(vf x, int64_t i, float s)
+{
+    vi lanes;
+    for (int l = 0; l < VL; l++) lanes[l] = l;
+    return v_select(lanes == (int32_t)i, v_set(s), x);
+}
+
+static inline vf v_lane(vf x, int i) { return v_set(x[i]); }
+
+static inline vf v_swap_halves(vf x)
+{
+    vf y;
+    for (int i = 0; i < VL; i++) y[i] = x[i ^ (VL / 2)];
+    return y;
 }
 
 static inline vf v_max(vf a, vf b) { return v_select(a > b, a, b); }   /* b where either is NaN */
@@ -170,6 +194,10 @@ static inline vf v_sums(vf x[VL])
     return x[0];
 }
 
-static inline void v_prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
+/* n floats at p, towards the second-level cache; any address is harmless. */
+static inline void v_prefetch(const float *p, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(p + i, 0, 2);
+}
 
 #endif

@@ -6,6 +6,11 @@ cdef extern from "simd.h" nogil:
         VL
         MR
         NV
+        NC
+        QUAD
+        CHUNK_MAX
+        PAIR_LD
+        PAIR_NV
     vf v_load(const float *p)
     void v_store(float *p, vf x)
     vf v_set(float s)
@@ -14,11 +19,14 @@ cdef extern from "simd.h" nogil:
     float v_sum(vf x)
     vf v_sums(vf *x)
     vf v_sqrt(vf x)
+    vf v_lane(vf x, int i)
+    vf v_swap_halves(vf x)
     vf v_max(vf a, vf b)
+    vf v_with_lane(vf x, int64_t i, float s)
     vf v_exp(vf x)
     void v_exp_hi_lo(vf x, vf *hi, vf *lo)
     vf v_sigmoid(vf x)
     vf v_silu(vf x)
     vf v_softplus(vf x)
     void v_transpose(vf *x)
-    void v_prefetch(const void *p)
+    void v_prefetch(const float *p, int64_t n)

@@ -1,0 +1,392 @@
+# The delta rule's door: one checked, planned and run call, and its Python faces.
+
+# ---- the C face ------------------------------------------------------------------------------------------------
+
+cdef struct delta_call:          # a call on its way: the job, its rows, how it is split
+    gdn_delta_job job
+    row_call rows
+    int n_workers
+    int64_t n_items
+    size_t rows_bytes, worker_bytes
+
+
+cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c) noexcept nogil:
+    """Every check of a call but its rows; fills the job's extents and options."""
+    cdef gdn_delta_job *job = &c.job
+    cdef gdn_status status
+    cdef int64_t n_batch = a.q.ne[3], n_tokens = a.q.ne[2]
+    job.args = a
+    job.S_k = a.q.ne[0]
+    job.H_k = a.q.ne[1]
+    job.S_v = a.v.ne[0]
+    job.H_v = a.v.ne[1]
+    job.n_seqs = a.n_seqs
+    job.n_slots = a.n_slots
+    job.per_channel = a.g.ne[0] != 1
+    job.tiled = a.head_map == GDN_HEAD_TILED
+    job.scale = a.scale if a.flags & GDN_SCALE_GIVEN else 1 / sqrtf(<float>job.S_k)
+    status = check_delta_options(a, job)
+    if status == GDN_OK:
+        status = check_tensor(a.message, a.message_size, "q", &a.q, job.S_k, job.H_k, n_tokens, n_batch, False)
+    if status == GDN_OK:
+        status = check_tensor(a.message, a.message_size, "k", &a.k, job.S_k, job.H_k, n_tokens, n_batch, False)
+    if status == GDN_OK:
+        status = check_tensor(a.message, a.message_size, "v", &a.v, job.S_v, job.H_v, n_tokens, n_batch, False)
+    if status == GDN_OK:
+        status = check_tensor(a.message, a.message_size, "g", &a.g, job.S_k if job.per_channel else 1, job.H_v,
+                              n_tokens, n_batch, False)
+    if status == GDN_OK:
+        status = check_tensor(a.message, a.message_size, "beta", &a.beta, 1, job.H_v, n_tokens, n_batch, False)
+    if status == GDN_OK:
+        status = check_tensor(a.message, a.message_size, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
+    if status == GDN_OK and a.state.data != NULL:
+        status = check_tensor(a.message, a.message_size, "state", &a.state, job.S_k, job.S_v, job.H_v, a.state.ne[3],
+                              False)
+    if status == GDN_OK and a.state_out.data != NULL:
+        status = check_tensor(a.message, a.message_size, "state_out", &a.state_out, job.S_k, job.S_v, job.H_v,
+                              a.state_out.ne[3], True)
+    return status
+
+
+cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta_job *job) noexcept nogil:
+    if job.S_k < 1 or job.S_v < 1 or job.H_k < 1 or job.H_v < 1:
+        return fail(a.message, a.message_size, GDN_ERR_SHAPE,
+                    "q and v must have at least one head of size one, got S_k = %lld, H_k = %lld, S_v = %lld, H_v = %lld",
+                    job.S_k, job.H_k, job.S_v, job.H_v)
+    if job.H_v % job.H_k != 0:
+        return fail(a.message, a.message_size, GDN_ERR_SHAPE, "v: H_v = %lld is no multiple of q's H_k = %lld",
+                    job.H_v, job.H_k)
+    if a.head_map not in (GDN_HEAD_NONE, GDN_HEAD_TILED, GDN_HEAD_INTERLEAVED):
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "head_map: unknown value %d", a.head_map)
+    if a.head_map == GDN_HEAD_NONE and job.H_v != job.H_k:
+        return fail(a.message, a.message_size, GDN_ERR_VALUE,
+                    "head_map must be \"tiled\" or \"interleaved\" when H_v (%lld) differs from H_k (%lld)",
+                    job.H_v, job.H_k)
+    if a.mode not in (GDN_MODE_AUTO, GDN_MODE_CHUNKED, GDN_MODE_RECURRENT):
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "mode: unknown value %d", a.mode)
+    if a.flags & ~<uint32_t>(GDN_QK_L2NORM | GDN_L2_MAX | GDN_BETA_LOGIT | GDN_SCALE_GIVEN):
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "flags: unknown bits in %u", a.flags)
+    if not isfinite(job.scale):
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "scale must be finite, got %g", <double>job.scale)
+    if not (a.l2_eps >= 0 and isfinite(a.l2_eps)):
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "l2_eps must be finite and not negative, got %g",
+                    <double>a.l2_eps)
+    if a.n_slots < 1:
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", a.n_slots)
+    return GDN_OK
+
+
+cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c) noexcept nogil:
+    """Check a call and decide how it is split and how much scratch it needs."""
+    cdef gdn_status status
+    cdef int64_t n_items
+    if a == NULL:
+        return GDN_ERR_NULL
+    if a.size != sizeof(gdn_delta_net_args):
+        return GDN_ERR_ABI
+    status = check_delta(a, c)
+    if status != GDN_OK:
+        return status
+    c.rows.n_seqs = a.n_seqs
+    c.rows.n_slots = a.n_slots
+    c.rows.state = a.state
+    c.rows.state_out = a.state_out
+    c.rows.row_axis = 3
+    c.rows.slot_nb = a.slot_nb
+    c.rows.rows_in = a.rows_in
+    c.rows.rows_out = a.rows_out
+    c.rows.cu_seqlens = a.cu_seqlens
+    c.rows.n_tokens = a.q.ne[2]
+    c.rows.n_batch = a.q.ne[3]
+    status = rows_check(&c.rows, a.message, a.message_size)
+    if status != GDN_OK:
+        return status
+    level.delta_plan(&c.job)
+    n_items = a.n_seqs * c.job.H_k
+    c.n_workers = choose_threads(a.n_threads, n_items * ((c.job.S_v - 1) // c.job.part_unit + 1))
+    split_columns(&c.job, n_items, c.n_workers)
+    c.n_items = n_items * c.job.n_parts
+    c.n_workers = <int>min(c.n_workers, max(c.n_items, <int64_t>1))
+    c.rows_bytes = rows_scratch_size(&c.rows)
+    c.worker_bytes = level.delta_scratch(&c.job)
+    return GDN_OK
+
+
+cdef void split_columns(gdn_delta_job *job, int64_t n_items, int n_workers) noexcept nogil:
+    """Parts of the value columns, more than one only when heads and sequences are fewer than workers."""
+    cdef int64_t units = (job.S_v - 1) // job.part_unit + 1
+    cdef int64_t n_parts = 1
+    if 0 < n_items < n_workers:
+        n_parts = min(units, (n_workers + n_items - 1) // n_items)
+    job.part_columns = job.S_v if n_parts == 1 else (units + n_parts - 1) // n_parts * job.part_unit
+    job.n_parts = (job.S_v - 1) // job.part_columns + 1
+
+
+cdef size_t delta_bytes(const delta_call *c) noexcept nogil:
+    return 64 + c.rows_bytes + c.n_workers * c.worker_bytes
+
+
+cdef gdn_status c_gated_delta_net_scratch_size(const gdn_delta_net_args *a, size_t *n_bytes) noexcept nogil:
+    cdef delta_call c
+    cdef gdn_status status = plan_delta(a, &c) if n_bytes != NULL else GDN_ERR_NULL
+    if status == GDN_OK:
+        n_bytes[0] = delta_bytes(&c)
+    return status
+
+
+cdef gdn_status c_gated_delta_net(const gdn_delta_net_args *a) noexcept nogil:
+    cdef delta_call c
+    cdef gdn_status status = plan_delta(a, &c)
+    if status == GDN_OK:
+        if a.scratch == NULL or a.scratch_size < delta_bytes(&c):
+            return fail(a.message, a.message_size, GDN_ERR_SCRATCH, "scratch of %llu bytes is needed, got %llu",
+                        <uint64_t>delta_bytes(&c), <uint64_t>a.scratch_size)
+        run_delta(&c, <char *>a.scratch)
+    return status
+
+
+cdef void run_delta(delta_call *c, char *scratch) noexcept nogil:
+    """A planned call, in scratch of delta_bytes(c)."""
+    cdef run r
+    scratch += -<intptr_t>scratch & 63
+    rows_resolve(&c.rows, scratch, &c.job.state_in, &c.job.state_in_nb, &c.job.state_out)
+    r.fn = level.delta
+    r.job = &c.job
+    r.n_items = c.n_items
+    r.claimed = 0
+    # Long items are claimed one at a time; single tokens go to the same worker every time, whose cache has the state.
+    r.claim = 0 if c.job.args.q.ne[2] * c.job.args.q.ne[3] <= c.job.n_seqs else 1
+    r.scratch = scratch + c.rows_bytes
+    r.scratch_per_worker = c.worker_bytes
+    r.flush = True
+    run_items(&r, c.n_workers)
+
+
+# ---- the Python faces ------------------------------------------------------------------------------------------
+
+HEAD_MAPS = {None: GDN_HEAD_NONE, "tiled": GDN_HEAD_TILED, "interleaved": GDN_HEAD_INTERLEAVED}
+MODES = {"auto": GDN_MODE_AUTO, "chunked": GDN_MODE_CHUNKED, "recurrent": GDN_MODE_RECURRENT}
+L2_FORMS = {"sum": 0, "max": GDN_L2_MAX}
+
+
+cdef class DeltaArrays:
+    """The arrays of one call, kept alive while C holds their addresses."""
+    cdef ndarray q, k, v, g, beta, out, state, state_out
+    cdef ndarray cu_seqlens, rows_in, rows_out
+
+
+cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit,
+                      n_threads) except -1:
+    a.size = sizeof(gdn_delta_net_args)
+    a.head_map = choice(HEAD_MAPS, head_map, "head_map")
+    a.mode = choice(MODES, mode, "mode")
+    a.flags = choice(L2_FORMS, l2_form, "l2_form")
+    if qk_l2norm:
+        a.flags |= GDN_QK_L2NORM
+    if beta_logit:
+        a.flags |= GDN_BETA_LOGIT
+    if scale is not None:
+        a.flags |= GDN_SCALE_GIVEN
+        a.scale = float_argument(scale, "scale")
+    a.l2_eps = float_argument(l2_eps, "l2_eps")
+    a.n_threads = threads_argument(n_threads)
+    a.n_slots = 1
+    return 0
+
+
+cdef int fill_inputs(gdn_delta_net_args *a, DeltaArrays arrays, q, k, v, g, beta, out, cu_seqlens) except -1:
+    arrays.q = fit(q, "q", 4, False)
+    arrays.k = fit(k, "k", 4, False)
+    arrays.v = fit(v, "v", 4, False)
+    to_c(arrays.q, &a.q)
+    to_c(arrays.k, &a.k)
+    to_c(arrays.v, &a.v)
+    arrays.g = gate_rows(g, "g", &a.q, &a.v, &a.g)
+    arrays.beta = gate_rows(beta, "beta", &a.q, &a.v, &a.beta)
+    if cu_seqlens is not None:
+        arrays.cu_seqlens = cu_seqlens_argument(cu_seqlens)
+        a.cu_seqlens = <const int64_t *>PyArray_DATA(arrays.cu_seqlens)
+        a.n_seqs = arrays.cu_seqlens.shape[0] - 1
+    else:
+        a.n_seqs = a.q.ne[3]
+    arrays.out = np.empty((<object>arrays.v).shape, np.float32) if out is None else fit(out, "out", 4, True)
+    to_c(arrays.out, &a.out)
+    return 0
+
+
+cdef ndarray gate_rows(obj, str name, const gdn_tensor *q, const gdn_tensor *v, gdn_tensor *t):
+    """g or beta as ne = (1 or S_k, H_v, n_tokens, n_seqs): a scalar a head may lack the last (numpy) axis, and a
+    Tensor, which always shows four, has then a leading unit axis instead."""
+    cdef ndarray x = as_array(obj, name, False)
+    cdef bint bare = x.ndim == 3
+    if x.ndim == 4 and isinstance(obj, Tensor) and not (
+            x.shape[2] == v.ne[1] and x.shape[1] == v.ne[2] and x.shape[0] == v.ne[3]
+            and (x.shape[3] == 1 or x.shape[3] == q.ne[0])):
+        bare = x.shape[0] == 1
+        x = x[0] if bare else x
+    if not bare and x.ndim != 4:
+        raise ValueError(f"{name} must have 3 axes (n_seqs, n_tokens, H_v) or 4, got shape {(<object>x).shape}")
+    to_c(x, t)
+    if bare:
+        t.ne = [1, t.ne[0], t.ne[1], t.ne[2]]
+        t.nb = [4, t.nb[0], t.nb[1], t.nb[2]]
+    return x
+
+
+cdef int check_outputs(DeltaArrays x, str state_name) except -1:
+    """No output overlaps anything, but out may be exactly v and state_out exactly state."""
+    check_overlap("out", x.out, (("q", x.q, False), ("k", x.k, False), ("v", x.v, True), ("g", x.g, False),
+                                 ("beta", x.beta, False), ("state", x.state, False)))
+    if x.state_out is not None:
+        check_overlap(state_name, x.state_out, (
+            ("q", x.q, False), ("k", x.k, False), ("v", x.v, False), ("g", x.g, False), ("beta", x.beta, False),
+            ("state", x.state, True), ("out", x.out, False)))
+    return 0
+
+
+cdef int call_delta(gdn_delta_net_args *a, DeltaArrays arrays, str state_name) except -1:
+    """Check, then run without the GIL in scratch of the pool."""
+    cdef delta_call c
+    cdef char message[256]
+    cdef gdn_status status
+    cdef arena *scratch
+    message[0] = 0
+    a.message = message
+    a.message_size = sizeof(message)
+    status = plan_delta(a, &c)
+    if status != GDN_OK:
+        raise_status(status, message)
+    check_outputs(arrays, state_name)
+    scratch = arena_take(delta_bytes(&c))
+    with nogil:
+        run_delta(&c, scratch.data)
+    arena_give(scratch)
+    return 0
+
+
+def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, mode="auto", snapshots=None,
+                    cu_seqlens=None, qk_l2norm=False, l2_eps=1e-6, l2_form="sum", beta_logit=False, out=None,
+                    state_out=None, n_threads=None):
+    """The gated delta rule (GDN, arXiv 2412.06464; KDA, arXiv 2510.26692) over whole sequences: (out, state).
+
+    Per value head, with S (S_k, S_v) the state and for every token t::
+
+        S   <- exp(g_t) * S;    d = beta_t * (v_t - S^T k_t);    S <- S + k_t d^T;    o_t = scale * S^T q_t
+
+    Shapes (numpy order; every array float32, any strides, read-only is fine):
+
+    q, k        (n_seqs, n_tokens, H_k, S_k)
+    v, out      (n_seqs, n_tokens, H_v, S_v), H_v a multiple of H_k
+    g           (n_seqs, n_tokens, H_v) scalar gate, or (n_seqs, n_tokens, H_v, S_k) per key channel: natural log of
+                the decay, -inf forgets everything
+    beta        (n_seqs, n_tokens, H_v), or with a last axis of 1; already in (0, 1) or (0, 2) unless beta_logit
+    state       (n_seqs, H_v, S_v, S_k), ggml's layout; None starts from zeros.  States kept [key][value] (FLA,
+                transformers, ik_llama.cpp) are passed as ``state.swapaxes(-1, -2)``: both stride orders are fast.
+
+    scale       of the outputs, 1 / sqrt(S_k) if None
+    head_map    which key head value head h reads: "tiled" h % H_k (ggml, GGUF qwen35), "interleaved" h // (H_v // H_k)
+                (transformers, FLA, ik_llama.cpp); required when H_v != H_k
+    mode        "chunked", "recurrent" (token by token) or "auto", the faster one
+    snapshots   K >= 1: the returned state has a leading axis of min(K, longest sequence), at least 1; slot s is the
+                state s tokens before the end.  Slots older than their sequence are zeros in an allocated array and
+                left untouched in a given state_out, which may have more slots.
+    cu_seqlens  (n_seqs + 1,) integers from 0 to the total: the sequences lie packed in arrays of n_seqs = 1
+    qk_l2norm   divide q and k rows by sqrt(sum x^2 + l2_eps) first (l2_form="sum"), or by max(||x||, l2_eps) ("max")
+    beta_logit  beta holds logits: sigmoid is applied
+    out, state_out    where results go; out may be exactly v, state_out exactly state, and nothing else may overlap
+    n_threads   largest number of threads; results have the same bits for any number
+
+    Raises ValueError (shape, stride, overlap, option), TypeError (anything but float32), before anything is written.
+    """
+    cdef gdn_delta_net_args a
+    cdef DeltaArrays arrays = DeltaArrays()
+    cdef int64_t n_slots
+    memset(&a, 0, sizeof(a))
+    fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
+    fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
+    if state is not None:
+        arrays.state = fit(state, "state", 4, False)
+        to_c(arrays.state, &a.state)
+        if a.state.ne[3] != a.n_seqs:
+            raise ValueError(f"state holds {a.state.ne[3]} sequences, the call has {a.n_seqs}")
+    n_slots = 1 if snapshots is None else count_argument(snapshots, "snapshots")
+    a.n_slots = max(<int64_t>1, min(n_slots, longest_sequence(&a)))
+    arrays.state_out = state_target(&a, arrays, state_out, snapshots is not None)
+    call_delta(&a, arrays, "state_out")
+    return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
+
+
+cdef int64_t longest_sequence(const gdn_delta_net_args *a) except -1:
+    cdef int64_t i, longest = 0
+    if a.cu_seqlens == NULL:
+        return a.q.ne[2]
+    for i in range(a.n_seqs):
+        longest = max(longest, a.cu_seqlens[i + 1] - a.cu_seqlens[i])
+    return longest
+
+
+cdef ndarray state_target(gdn_delta_net_args *a, DeltaArrays arrays, state_out, bint with_slots):
+    """Allocate or check state_out and describe it in `a`, its slots side by side slot_nb bytes apart."""
+    cdef ndarray x, first
+    cdef tuple shape = (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0])
+    if state_out is None:
+        if with_slots:
+            x = np.zeros((a.n_slots, *shape), np.float32)
+        elif arrays.state is not None:
+            x = np.empty_like(arrays.state)                 # in the order of the state given
+        else:
+            x = np.empty(shape, np.float32)
+    elif not with_slots:
+        x = fit(state_out, "state_out", 4, True)
+    else:
+        x = as_array(state_out, "state_out", True)
+        if isinstance(state_out, Tensor) and a.n_seqs > 0 and x.shape[0] % a.n_seqs == 0:
+            x = x.reshape((x.shape[0] // a.n_seqs, a.n_seqs, x.shape[1], x.shape[2], x.shape[3]))
+        if x.ndim != 5:
+            raise ValueError("state_out must have 5 axes (slots, n_seqs, H_v, S_v, S_k) when snapshots is given, "
+                             f"got shape {(<object>x).shape}")
+    if with_slots:
+        if x.shape[0] < a.n_slots:
+            raise ValueError(f"state_out has {x.shape[0]} slots, {a.n_slots} snapshots are to be kept")
+        a.slot_nb = x.strides[0]
+        first = x[0]
+    else:
+        first = x
+    to_c(first, &a.state_out)
+    if a.state_out.ne[3] != a.n_seqs:
+        raise ValueError(f"state_out holds {a.state_out.ne[3]} sequences, the call has {a.n_seqs}")
+    return x
+
+
+def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, scale=None, head_map=None,
+                            mode="auto", cu_seqlens=None, qk_l2norm=False, l2_eps=1e-6, l2_form="sum",
+                            beta_logit=False, out=None, n_threads=None):
+    """The gated delta rule on rows of a state cache, in place: gather, reset, update, snapshots and scatter in one.
+
+    q, k, v, g, beta, out and the options are those of :func:`gated_delta_net`; returns out.
+
+    cache       (n_rows, H_v, S_v, S_k) float32, any strides (``swapaxes(-1, -2)`` of a [key][value] cache), written
+                in place
+    rows_in     (n_seqs,) integers: the row every sequence starts from, -1 = zeros
+    rows_out    (n_seqs,) or (n_seqs, K): the row where slot s, the state s tokens before the end, goes; -1 = nowhere.
+                A slot older than its sequence leaves its row untouched.  Default: rows_in.
+
+    Works as if every row of rows_in were read before any row is written: forks, swaps and rollback groups need no
+    care.  Raises IndexError for a row outside the cache, ValueError for a row written twice, and what
+    gated_delta_net raises, before anything is written.
+    """
+    cdef gdn_delta_net_args a
+    cdef DeltaArrays arrays = DeltaArrays()
+    memset(&a, 0, sizeof(a))
+    fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
+    fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
+    arrays.state = arrays.state_out = fit(cache, "cache", 4, True)
+    to_c(arrays.state, &a.state)
+    a.state_out = a.state
+    arrays.rows_in = rows_argument(rows_in, "rows_in", a.n_seqs, 1)
+    arrays.rows_out = arrays.rows_in if rows_out is None else rows_argument(rows_out, "rows_out", a.n_seqs, 2)
+    a.rows_in = <const int64_t *>PyArray_DATA(arrays.rows_in)
+    a.rows_out = <const int64_t *>PyArray_DATA(arrays.rows_out)
+    a.n_slots = 1 if arrays.rows_out.ndim == 1 else arrays.rows_out.shape[1]
+    call_delta(&a, arrays, "cache")
+    return arrays.out if out is None else out

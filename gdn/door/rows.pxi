@@ -1,0 +1,203 @@
+# Rows of a state cache and packed sequences: what the delta rule and the convolution share.
+#
+# A call works as if every row of rows_in were read before any row is written.  Within a sequence the kernels read
+# before they write; a row that another sequence writes is copied to scratch first ("staged").
+
+cdef struct row_call:
+    int64_t n_seqs, n_slots, slot_nb
+    gdn_tensor state, state_out
+    int row_axis                     # of state and state_out: 3 for the delta rule, 2 for the convolution
+    const int64_t *rows_in
+    const int64_t *rows_out
+    const int64_t *cu_seqlens
+    int64_t n_tokens, n_batch
+    int64_t staged_nb[3]             # strides of a staged row
+
+
+cdef inline int64_t sequence_length(const row_call *r, int64_t i) noexcept nogil:
+    return r.n_tokens if r.cu_seqlens == NULL else r.cu_seqlens[i + 1] - r.cu_seqlens[i]
+
+
+cdef inline int64_t row_in(const row_call *r, int64_t i) noexcept nogil:
+    """Row sequence i starts from; -1 is zeros."""
+    if r.state.data == NULL:
+        return -1
+    return i if r.rows_in == NULL else r.rows_in[i]
+
+
+cdef inline int64_t row_out(const row_call *r, int64_t i, int64_t slot) noexcept nogil:
+    """Row of slot s of sequence i; -1 where there is none or the slot does not exist."""
+    if r.state_out.data == NULL or (slot > 0 and slot >= sequence_length(r, i)):
+        return -1
+    return slot * r.n_seqs + i if r.rows_out == NULL else r.rows_out[i * r.n_slots + slot]
+
+
+cdef gdn_status rows_check(const row_call *r, char *message, size_t size) noexcept nogil:
+    """Packed lengths, rows in range, no row written twice."""
+    cdef gdn_status status = check_lengths(r, message, size)
+    cdef int64_t n_in = r.state.ne[r.row_axis], n_out = r.state_out.ne[r.row_axis]
+    cdef int64_t i, j, row
+    if status != GDN_OK:
+        return status
+    if r.state.data != NULL and r.rows_in == NULL and n_in < r.n_seqs:
+        return fail(message, size, GDN_ERR_SHAPE, "state has %lld rows, the call has %lld sequences", n_in, r.n_seqs)
+    if r.rows_in != NULL and r.state.data != NULL:
+        for i in range(r.n_seqs):
+            if not -1 <= r.rows_in[i] < n_in:
+                return fail(message, size, GDN_ERR_ROW, "rows_in[%lld] is %lld, the cache has %lld rows", i,
+                            r.rows_in[i], n_in)
+    if r.state_out.data == NULL:
+        return GDN_OK
+    if r.rows_out == NULL:
+        if n_out < r.n_seqs * (r.n_slots if r.slot_nb == 0 else 1):
+            return fail(message, size, GDN_ERR_SHAPE, "state_out has %lld rows, %lld sequences keep %lld slots", n_out,
+                        r.n_seqs, r.n_slots)
+        return GDN_OK
+    for i in range(r.n_seqs * r.n_slots):
+        if not -1 <= r.rows_out[i] < n_out:
+            return fail(message, size, GDN_ERR_ROW, "rows_out[%lld, %lld] is %lld, the cache has %lld rows",
+                        i // r.n_slots, i % r.n_slots, r.rows_out[i], n_out)
+    return check_written_once(r, message, size)
+
+
+cdef gdn_status check_lengths(const row_call *r, char *message, size_t size) noexcept nogil:
+    cdef int64_t i
+    if r.n_seqs < 0:
+        return fail(message, size, GDN_ERR_SHAPE, "n_seqs is %lld", r.n_seqs)
+    if r.cu_seqlens == NULL:
+        if r.n_batch != r.n_seqs:
+            return fail(message, size, GDN_ERR_SHAPE, "n_seqs is %lld, the arrays hold %lld", r.n_seqs, r.n_batch)
+        return GDN_OK
+    if r.n_batch != 1:
+        return fail(message, size, GDN_ERR_SHAPE, "with cu_seqlens the arrays have n_seqs = 1, got %lld", r.n_batch)
+    if r.cu_seqlens[0] != 0:
+        return fail(message, size, GDN_ERR_VALUE, "cu_seqlens must start at 0, got %lld", r.cu_seqlens[0])
+    for i in range(r.n_seqs):
+        if r.cu_seqlens[i + 1] < r.cu_seqlens[i]:
+            return fail(message, size, GDN_ERR_VALUE, "cu_seqlens must not decrease, got %lld after %lld",
+                        r.cu_seqlens[i + 1], r.cu_seqlens[i])
+    if r.cu_seqlens[r.n_seqs] != r.n_tokens:
+        return fail(message, size, GDN_ERR_VALUE, "cu_seqlens ends at %lld, the arrays hold %lld tokens",
+                    r.cu_seqlens[r.n_seqs], r.n_tokens)
+    return GDN_OK
+
+
+cdef gdn_status check_written_once(const row_call *r, char *message, size_t size) noexcept nogil:
+    """Only slots that exist are written.  Increasing rows, the common case, need one pass; else pairs are compared."""
+    cdef int64_t n = r.n_seqs * r.n_slots, i, j, row, last = -1
+    cdef bint increasing = True
+    for i in range(n):
+        row = row_out(r, i // r.n_slots, i % r.n_slots)
+        if row >= 0:
+            increasing = increasing and row > last
+            last = row
+    if increasing:
+        return GDN_OK
+    for i in range(n):
+        row = row_out(r, i // r.n_slots, i % r.n_slots)
+        for j in range(i):
+            if row >= 0 and row == row_out(r, j // r.n_slots, j % r.n_slots):
+                return fail(message, size, GDN_ERR_ROW, "rows_out: row %lld is written twice", row)
+    return GDN_OK
+
+
+# ---- staging ---------------------------------------------------------------------------------------------------
+
+cdef bint is_staged(const row_call *r, int64_t i) noexcept nogil:
+    """Whether another sequence writes the row that sequence i starts from."""
+    cdef int64_t row = row_in(r, i), j, slot
+    if row < 0 or r.state.data != r.state_out.data or (r.rows_in == NULL and r.rows_out == NULL):
+        return False
+    for j in range(r.n_seqs):
+        if j != i:
+            for slot in range(r.n_slots):
+                if row == row_out(r, j, slot):
+                    return True
+    return False
+
+
+cdef inline int64_t row_elements(const row_call *r) noexcept nogil:
+    return r.state.ne[0] * r.state.ne[1] * (r.state.ne[2] if r.row_axis == 3 else 1)
+
+
+cdef size_t tables_size(const row_call *r) noexcept nogil:
+    return round_up_64(r.n_seqs * (2 + r.n_slots) * sizeof(void *))
+
+
+cdef inline size_t round_up_64(size_t n) noexcept nogil:
+    return (n + 63) & ~<size_t>63
+
+
+cdef size_t rows_scratch_size(const row_call *r) noexcept nogil:
+    """Bytes rows_resolve needs."""
+    cdef int64_t i, n_staged = 0
+    for i in range(r.n_seqs):
+        n_staged += is_staged(r, i)
+    return tables_size(r) + round_up_64(n_staged * row_elements(r) * sizeof(float))
+
+
+cdef void rows_resolve(row_call *r, char *scratch, const char ***state_in, const int64_t ***state_in_nb,
+                       char ***state_out) noexcept nogil:
+    """The address tables of a checked call, in scratch; rows in conflict are copied there too."""
+    cdef int64_t i, slot, row
+    cdef float *staged = <float *>(scratch + tables_size(r))
+    cdef char *target
+    state_in[0] = <const char **>scratch
+    state_in_nb[0] = <const int64_t **>(scratch + r.n_seqs * sizeof(void *))
+    state_out[0] = <char **>(scratch + 2 * r.n_seqs * sizeof(void *))
+    r.staged_nb[:] = [4, 4 * r.state.ne[0], 4 * r.state.ne[0] * r.state.ne[1]]
+    for i in range(r.n_seqs):
+        row = row_in(r, i)
+        state_in[0][i] = NULL if row < 0 else <char *>r.state.data + row * r.state.nb[r.row_axis]
+        state_in_nb[0][i] = r.state.nb
+        if is_staged(r, i):
+            stage(r, staged, state_in[0][i])
+            state_in[0][i] = <const char *>staged
+            state_in_nb[0][i] = r.staged_nb
+            staged += row_elements(r)
+        for slot in range(r.n_slots):
+            row = row_out(r, i, slot)
+            target = <char *>r.state_out.data
+            if r.rows_out == NULL and r.slot_nb != 0:
+                target += i * r.state_out.nb[r.row_axis] + slot * r.slot_nb
+            else:
+                target += row * r.state_out.nb[r.row_axis]
+            state_out[0][i * r.n_slots + slot] = NULL if row < 0 else target
+
+
+cdef void stage(const row_call *r, float *target, const char *row) noexcept nogil:
+    cdef int64_t i0, i1, i2, n2 = r.state.ne[2] if r.row_axis == 3 else 1
+    for i2 in range(n2):
+        for i1 in range(r.state.ne[1]):
+            for i0 in range(r.state.ne[0]):
+                target[0] = (<const float *>(row + i0 * r.state.nb[0] + i1 * r.state.nb[1] + i2 * r.state.nb[2]))[0]
+                target += 1
+
+
+# ---- Python arguments ------------------------------------------------------------------------------------------
+
+cdef ndarray integers(obj, str name):
+    """An int64 contiguous array of integers, the object's own memory where that is one already."""
+    cdef ndarray x = obj if type(obj) is ndarray else np.asarray(obj)
+    if x.descr.kind not in (105, 117):             # 'i', 'u'
+        if x.size > 0 or x.ndim == 0:
+            raise TypeError(f"{name} must hold integers, got {(<object>x).dtype}")
+    return np.ascontiguousarray(x, np.int64)
+
+
+cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):
+    """rows_in (n_seqs,), or rows_out (n_seqs,) or (n_seqs, K)."""
+    cdef ndarray x = integers(obj, name)
+    if not 1 <= x.ndim <= max_ndim or x.shape[0] != n_seqs:
+        raise ValueError(f"{name} must have shape ({n_seqs},){' or (%d, K)' % n_seqs if max_ndim == 2 else ''}, "
+                         f"got {(<object>x).shape}")
+    if x.ndim == 2 and x.shape[1] < 1:
+        raise ValueError(f"{name} must have at least one slot, got shape {(<object>x).shape}")
+    return x
+
+
+cdef ndarray cu_seqlens_argument(obj):
+    cdef ndarray x = integers(obj, "cu_seqlens")
+    if x.ndim != 1 or x.shape[0] < 1:
+        raise ValueError(f"cu_seqlens must have shape (n_seqs + 1,), got {(<object>x).shape}")
+    return x

@@ -1,0 +1,83 @@
+# One chunk of one value head, panel by panel of value columns:
+#
+#     (I + A) X = diag(beta) (V - diag(e) K S0)        blocked forward substitution, MR rows at a time
+#     O = diag(scale e) Q S0 + P X                      P lower triangular, scale included
+#     S <- decay * S0 + K_out^T (diag(to_end) X)
+#
+# A block of MR rows goes through the first two lines in registers: the state is read twice per block, X once.
+
+
+cdef inline void chunk_rows(const operands *op, int64_t i0, int64_t ld, int64_t S_k, const float *S, const float *v,
+                            int64_t v_row, float *out, int64_t out_row, float *X, float *X_end,
+                            const int nv) noexcept nogil:
+    """Tokens [i0, i0 + MR) of a panel.  v, out: this panel's columns of the chunk's rows, strides in floats."""
+    cdef vf acc[MR * NV]
+    cdef int64_t n_rows = op.n - i0, i
+    cdef int m, j
+    for m in range(MR):                       # the next chunk's rows, while this one computes
+        v_prefetch(v + (i0 + m + op.chunk) * v_row, nv * VL)
+        v_prefetch(out + (i0 + m + op.chunk) * out_row, nv * VL)
+    # Rows behind the last token are computed from whatever lies there; nobody reads them.
+    tile_clear(acc, nv)
+    tile_mul(acc, op.k_in + i0 * ld, ld, 1, S, S_k, nv)
+    for m in range(MR):
+        i = i0 + m
+        for j in range(nv):
+            acc[m * NV + j] = op.beta[i] * (
+                v_load(v + min(i, op.n - 1) * v_row + j * VL) - op.e[i] * acc[m * NV + j])
+    tile_mul_sub(acc, op.A + i0 * PAIR_LD, PAIR_LD, X, i0, nv)
+    tile_solve_unit_lower(acc, op.A + i0 * PAIR_LD + i0, PAIR_LD, nv)
+    tile_store(acc, X + i0 * NV * VL, NV * VL, MR, nv)
+    for m in range(MR):
+        for j in range(nv):
+            acc[m * NV + j] = acc[m * NV + j] * op.to_end[i0 + m]
+    tile_store(acc, X_end + i0 * NV * VL, NV * VL, MR, nv)
+
+    tile_clear(acc, nv)
+    tile_mul(acc, op.q_in + i0 * ld, ld, 1, S, S_k, nv)
+    for m in range(MR):
+        for j in range(nv):
+            acc[m * NV + j] = acc[m * NV + j] * op.scale_e[i0 + m]
+    tile_mul(acc, op.P + i0 * PAIR_LD, PAIR_LD, 1, X, i0, nv)
+    tile_mul_lower(acc, op.P + i0 * PAIR_LD + i0, PAIR_LD, X + i0 * NV * VL, nv)
+    tile_store(acc, out + i0 * out_row, out_row, n_rows, nv)
+
+
+cdef inline void chunk_state(const operands *op, int64_t ld, int64_t state_rows, float *S, const float *X_end,
+                             const int nv) noexcept nogil:
+    """The panel's state after the chunk, MR keys at a time."""
+    cdef vf acc[MR * NV]
+    cdef vf s
+    cdef int64_t c
+    cdef int m, j
+    for c from 0 <= c < state_rows by MR:
+        for m in range(MR):
+            for j in range(nv):
+                s = v_load(S + (c + m) * NV * VL + j * VL)
+                acc[m * NV + j] = s * op.decay_hi[c + m] + s * op.decay_lo[c + m]
+        tile_mul(acc, op.k_out + c, 1, ld, X_end, op.n, nv)
+        tile_store(acc, S + c * NV * VL, NV * VL, MR, nv)
+
+
+cdef inline void chunk_panel(const operands *op, int64_t ld, int64_t S_k, int64_t state_rows, float *S,
+                             const float *v, int64_t v_row, float *out, int64_t out_row, float *X, float *X_end,
+                             const int nv) noexcept nogil:
+    cdef int64_t i0
+    for i0 from 0 <= i0 < op.n by MR:
+        chunk_rows(op, i0, ld, S_k, S, v, v_row, out, out_row, X, X_end, nv)
+    chunk_state(op, ld, state_rows, S, X_end, nv)
+
+
+cdef void pair_products(float *KK, float *QK, const float *k, const float *q, const float *k_transposed, int64_t ld,
+                        int64_t n) noexcept nogil:
+    """K K^T and Q K^T of a chunk, [n][PAIR_LD], for j <= i and beyond up to whole vectors.  Shared by value heads."""
+    cdef vf acc[MR * NV]
+    cdef int64_t i0, j0
+    for i0 from 0 <= i0 < n by MR:
+        for j0 from 0 <= j0 < min(n, i0 + MR) by NV * VL:
+            tile_clear(acc, NV)
+            tile_mul(acc, k + i0 * ld, ld, 1, k_transposed + j0 * ld, ld, NV)
+            tile_store(acc, KK + i0 * PAIR_LD + j0, PAIR_LD, MR, NV)
+            tile_clear(acc, NV)
+            tile_mul(acc, q + i0 * ld, ld, 1, k_transposed + j0 * ld, ld, NV)
+            tile_store(acc, QK + i0 * PAIR_LD + j0, PAIR_LD, MR, NV)

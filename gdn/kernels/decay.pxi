@@ -1,0 +1,146 @@
+# What the two gates prepare for one chunk of one value head.  Both fill the same `operands`, so that the chunk
+# itself (chunked.pxi) is one body: the scalar gate scales rows and columns of products, the per-channel gate scales
+# the elements of Q and K.
+#
+# Decays between tokens are running products of exp(g_t); nothing is ever exp of a difference.
+
+
+cdef struct operands:
+    int64_t n                    # tokens of this chunk
+    int64_t chunk                # tokens to the next one
+    const float *k_in            # [n][ld] rows that meet the initial state: K, or e * K per channel
+    const float *q_in            # likewise for Q
+    const float *k_out           # rows that build the final state: K, or Gamma[C] * K per channel
+    float e[CHUNK_MAX]           # e_i = decay of tokens 1..i of the chunk; 1 where k_in has it already
+    float scale_e[CHUNK_MAX]     # scale * e_i
+    float to_end[CHUNK_MAX]      # decay of tokens i+1..C; 1 where k_out has it already
+    float beta[PAIR_LD]
+    float A[CHUNK_MAX * PAIR_LD]     # beta_i (k_i k_j Gamma_ij), defined for j < i
+    float P[CHUNK_MAX * PAIR_LD]     # scale (q_i k_j Gamma_ij), defined for j <= i
+    float *decay_hi              # [ld] decay of the whole chunk per key, as hi + lo
+    float *decay_lo
+
+
+cdef void prepare_scalar(operands *op, const float *g, const float *KK, const float *QK, float scale,
+                         int64_t ld) noexcept nogil:
+    """Scalar gate.  g [PAIR_LD], zero behind n; KK, QK [n][PAIR_LD] the products K K^T, Q K^T (j <= i)."""
+    cdef float a[PAIR_LD]
+    cdef float before[PAIR_LD]
+    cdef float after[PAIR_LD]
+    cdef vf gamma[PAIR_NV]
+    cdef double total = 0
+    cdef vf hi, lo
+    cdef int64_t i, j
+    for i in range(op.n):                                       # sums: no subtraction, so nothing cancels
+        total += g[i]
+        before[i] = <float>total
+    v_exp_hi_lo(v_set(<float>total), &hi, &lo)
+    total = 0
+    for i in range(op.n - 1, -1, -1):
+        after[i] = <float>total
+        total += g[i]
+    for i in range(op.n, PAIR_LD):
+        before[i] = after[i] = 0
+    for i from 0 <= i < PAIR_LD by VL:
+        v_store(a + i, v_exp(v_load(g + i)))
+        v_store(before + i, v_exp(v_load(before + i)))
+        v_store(after + i, v_exp(v_load(after + i)))
+    for i from 0 <= i < ld by VL:
+        v_store(op.decay_hi + i, hi)
+        v_store(op.decay_lo + i, lo)
+    for j in range(PAIR_NV):
+        gamma[j] = v_set(0)
+    for i in range(op.n):
+        op.e[i] = before[i]
+        op.scale_e[i] = scale * before[i]
+        op.to_end[i] = after[i]
+        for j in range(PAIR_NV):                          # row i of Gamma is row i-1 times exp(g_i)
+            gamma[j] = v_with_lane(gamma[j] * a[i], i - j * VL, 1)
+            v_store(op.A + i * PAIR_LD + j * VL, v_load(KK + i * PAIR_LD + j * VL) * gamma[j] * op.beta[i])
+            v_store(op.P + i * PAIR_LD + j * VL, v_load(QK + i * PAIR_LD + j * VL) * gamma[j] * scale)
+
+
+cdef struct channel_rows:        # scratch of the per-channel gate, [CHUNK_MAX][ld] each
+    float *a                     # exp(g)
+    float *k_in
+    float *q_in
+    float *k_out
+
+
+cdef void prepare_channels(operands *op, const channel_rows *rows, const float *q, const float *k, float scale,
+                           int64_t ld) noexcept nogil:
+    """Per-channel gate.  rows.a holds g [n][ld] on entry and exp(g) on return; q, k [n][ld]."""
+    cdef int64_t c, i, at_i
+    cdef vf e, total, g, hi, lo
+    for c from 0 <= c < ld by VL:
+        e = v_set(1)
+        total = v_set(0)
+        for i in range(op.n):
+            at_i = i * ld + c
+            g = v_load(rows.a + at_i)
+            total += g
+            g = v_exp(g)
+            v_store(rows.a + at_i, g)
+            e = e * g
+            v_store(rows.k_in + at_i, e * v_load(k + at_i))
+            v_store(rows.q_in + at_i, e * v_load(q + at_i))
+        v_exp_hi_lo(total, &hi, &lo)
+        v_store(op.decay_hi + c, hi)
+        v_store(op.decay_lo + c, lo)
+        e = v_set(1)
+        for i in range(op.n - 1, -1, -1):
+            at_i = i * ld + c
+            v_store(rows.k_out + at_i, e * v_load(k + at_i))
+            e = e * v_load(rows.a + at_i)
+    for i in range(op.n):
+        op.e[i] = 1
+        op.scale_e[i] = scale
+        op.to_end[i] = 1
+        pairs_of_row(op, rows.a, q, k, i, scale, ld)
+    op.k_in = rows.k_in
+    op.q_in = rows.q_in
+    op.k_out = rows.k_out
+
+
+cdef enum:
+    NPAIR = 4                    # vectors of key channels whose running products stay in registers
+
+
+cdef inline void pairs_of_row(operands *op, const float *a, const float *q, const float *k, int64_t i, float scale,
+                              int64_t ld) noexcept nogil:
+    """Row i of A and P: token i against j = i down to 0, its k and q decayed one token further at every step."""
+    cdef vf kk[PAIR_LD]
+    cdef vf qk[PAIR_LD]
+    cdef int64_t c, j
+    for c from 0 <= c < ld by NPAIR * VL:
+        if c + NPAIR * VL <= ld:
+            pairs_of_channels(kk, qk, a + c, q + c, k + c, i, ld, c == 0, NPAIR)
+        else:
+            for j from c <= j < ld by VL:
+                pairs_of_channels(kk, qk, a + j, q + j, k + j, i, ld, j == 0, 1)
+    for j from 0 <= j < i + 1 by VL:
+        v_store(op.A + i * PAIR_LD + j, v_sums(kk + j) * op.beta[i])
+        v_store(op.P + i * PAIR_LD + j, v_sums(qk + j) * scale)
+
+
+cdef inline void pairs_of_channels(vf *kk, vf *qk, const float *a, const float *q, const float *k, int64_t i,
+                                   int64_t ld, bint first, const int n) noexcept nogil:
+    """kk[j], qk[j] (+)= lanewise products of token i with token j over n vectors of channels."""
+    cdef vf k_i[NPAIR]
+    cdef vf q_i[NPAIR]
+    cdef vf sum_k, sum_q
+    cdef int64_t j
+    cdef int c
+    for c in range(n):
+        k_i[c] = v_load(k + i * ld + c * VL)
+        q_i[c] = v_load(q + i * ld + c * VL)
+    for j in range(i, -1, -1):
+        sum_k = v_set(0) if first else kk[j]
+        sum_q = v_set(0) if first else qk[j]
+        for c in range(n):
+            sum_k += k_i[c] * v_load(k + j * ld + c * VL)
+            sum_q += q_i[c] * v_load(k + j * ld + c * VL)
+            k_i[c] = k_i[c] * v_load(a + j * ld + c * VL)
+            q_i[c] = q_i[c] * v_load(a + j * ld + c * VL)
+        kk[j] = sum_k
+        qk[j] = sum_q

@@ -1,0 +1,164 @@
+# Between caller memory of any strides (bytes) and packed scratch (floats, full vectors, zero padding).
+
+
+cdef inline float at(const char *p) noexcept nogil:
+    return (<const float *>p)[0]
+
+
+cdef inline void pack_row(float *row, const char *src, int64_t nb, int64_t n, int64_t ld) noexcept nogil:
+    """row[0..ld) = n floats of src, nb bytes apart, then zeros."""
+    cdef int64_t i = 0
+    if nb == 4:
+        while i + VL <= n:
+            v_store(row + i, v_load(<const float *>src + i))
+            i += VL
+        if i < n:
+            v_store(row + i, v_load_head(<const float *>src + i, n - i))
+            i += VL
+    else:
+        while i < n:
+            row[i] = at(src + i * nb)
+            i += 1
+    while i < ld:
+        row[i] = 0
+        i += 1
+
+
+cdef inline void unpack_row(char *dst, int64_t nb, const float *row, int64_t n) noexcept nogil:
+    cdef int64_t i = 0
+    if nb == 4:
+        while i + VL <= n:
+            v_store(<float *>dst + i, v_load(row + i))
+            i += VL
+        if i < n:
+            v_store_head(<float *>dst + i, v_load(row + i), n - i)
+    else:
+        for i in range(n):
+            (<float *>(dst + i * nb))[0] = row[i]
+
+
+cdef inline float dot(const float *a, const float *b, int64_t ld) noexcept nogil:
+    cdef vf sum = v_set(0)
+    cdef int64_t i
+    for i from 0 <= i < ld by VL:
+        sum += v_load(a + i) * v_load(b + i)
+    return v_sum(sum)
+
+
+cdef inline void scale_row(float *row, float s, int64_t ld) noexcept nogil:
+    cdef int64_t i
+    for i from 0 <= i < ld by VL:
+        v_store(row + i, v_load(row + i) * s)
+
+
+cdef inline void fill_row(float *row, float s, int64_t n) noexcept nogil:
+    cdef int64_t i
+    for i in range(n):
+        row[i] = s
+
+
+# The working state of a head: panels of NV * VL value columns, each [key][column] and contiguous, so that a panel
+# never falls on a few sets of the L1 cache.  Keys are padded to `rows` (zeros), columns to whole panels.
+# Caller memory is seen through nb = byte strides over key, value column.
+
+cdef inline float *panel_of(float *work, int64_t rows, int64_t column) noexcept nogil:
+    return work + column // (NV * VL) * (rows * NV * VL)
+
+
+cdef void load_state(float *work, int64_t rows, const char *src, const int64_t *nb, int64_t S_k,
+                     int64_t n_columns) noexcept nogil:
+    """The columns [0, n_columns) of a state to panels; src NULL is a state of zeros."""
+    cdef int64_t n_panels = (n_columns + NV * VL - 1) // (NV * VL)
+    cdef int64_t i, j, width
+    cdef float *block
+    memset(work, 0, n_panels * rows * NV * VL * sizeof(float))
+    if src == NULL:
+        return
+    for j from 0 <= j < n_columns by VL:
+        block = panel_of(work, rows, j) + j % (NV * VL)
+        width = min(n_columns - j, <int64_t>VL)
+        if nb[1] == 4 or width < VL:
+            for i in range(S_k):
+                copy_columns(block + i * NV * VL, src + i * nb[0] + j * nb[1], nb[1], width)
+        else:
+            i = 0
+            while i + VL <= S_k and nb[0] == 4:
+                transpose_in(block + i * NV * VL, src + i * 4 + j * nb[1], nb[1])
+                i += VL
+            while i < S_k:
+                copy_columns(block + i * NV * VL, src + i * nb[0] + j * nb[1], nb[1], width)
+                i += 1
+
+
+cdef void store_state(char *dst, const int64_t *nb, const float *work, int64_t rows, int64_t S_k,
+                      int64_t n_columns) noexcept nogil:
+    cdef int64_t i, j, width
+    cdef const float *block
+    for j from 0 <= j < n_columns by VL:
+        block = panel_of(<float *>work, rows, j) + j % (NV * VL)
+        width = min(n_columns - j, <int64_t>VL)
+        i = 0
+        while i + VL <= S_k and nb[0] == 4 and nb[1] != 4 and width == VL:
+            transpose_out(dst + i * 4 + j * nb[1], nb[1], block + i * NV * VL)
+            i += VL
+        while i < S_k:
+            unpack_row(dst + i * nb[0] + j * nb[1], nb[1], block + i * NV * VL, width)
+            i += 1
+
+
+cdef inline void copy_columns(float *row, const char *src, int64_t nb, int64_t n) noexcept nogil:
+    cdef int64_t j
+    if nb == 4 and n == VL:
+        v_store(row, v_load(<const float *>src))
+    else:
+        for j in range(n):
+            row[j] = at(src + j * nb)
+
+
+cdef inline void transpose_in(float *block, const char *src, int64_t nb) noexcept nogil:
+    cdef vf x[VL]
+    cdef int j
+    for j in range(VL):
+        x[j] = v_load(<const float *>(src + j * nb))
+    v_transpose(x)
+    for j in range(VL):
+        v_store(block + j * NV * VL, x[j])
+
+
+cdef inline void transpose_out(char *dst, int64_t nb, const float *block) noexcept nogil:
+    cdef vf x[VL]
+    cdef int j
+    for j in range(VL):
+        x[j] = v_load(block + j * NV * VL)
+    v_transpose(x)
+    for j in range(VL):
+        v_store(<float *>(dst + j * nb), x[j])
+
+
+cdef void pack_transposed(float *panels, const float *rows, int64_t ld, int64_t n_rows) noexcept nogil:
+    """rows [n_rows][ld] as panels of NV * VL tokens, [ld][NV * VL] each.  Reads rows up to whole vectors of tokens:
+    the buffer has PAIR_LD of them, and products with what lies behind n_rows are never used."""
+    cdef vf x[VL]
+    cdef float *panel
+    cdef int64_t i, c
+    cdef int j
+    for i from 0 <= i < n_rows by VL:
+        panel = panels + i // (NV * VL) * (ld * NV * VL) + i % (NV * VL)
+        for c from 0 <= c < ld by VL:
+            for j in range(VL):
+                x[j] = v_load(rows + (i + j) * ld + c)
+            v_transpose(x)
+            for j in range(VL):
+                v_store(panel + (c + j) * NV * VL, x[j])
+
+
+cdef void copy_state(char *dst, const int64_t *dst_nb, const char *src, const int64_t *src_nb, int64_t S_k,
+                     int64_t n_columns) noexcept nogil:
+    """A head's state from caller memory to caller memory; src NULL is zeros.  dst may be src."""
+    cdef int64_t i, j
+    if dst == src:
+        return
+    for j in range(n_columns):
+        for i in range(S_k):
+            (<float *>(dst + i * dst_nb[0] + j * dst_nb[1]))[0] = 0 if src == NULL else at(
+                src + i * src_nb[0] + j * src_nb[1])

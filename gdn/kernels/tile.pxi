@@ -1,0 +1,67 @@
+# The microkernel: an MR x nv block of vectors held in registers.
+#
+# Contract of every function here: acc is MR rows of NV vectors, row m at acc[m * NV], of which nv (1..NV, a constant
+# where it is inlined) are in use.  A is read as scalars a[m * a_row + k * a_k], B as vectors b[k * NV * VL + j * VL]:
+# B is always a packed panel, NV * VL floats a row.  Strides are in floats.  Rows of A up to MR and the whole panel
+# width of B are read, so both are padded; with n_k = 0 neither is read.
+
+
+cdef inline void tile_clear(vf *acc, const int nv) noexcept nogil:
+    cdef int m, j
+    for m in range(MR):
+        for j in range(nv):
+            acc[m * NV + j] = v_set(0)
+
+
+cdef inline void tile_mul(vf *acc, const float *a, int64_t a_row, int64_t a_k, const float *b, int64_t n_k,
+                          const int nv) noexcept nogil:
+    """acc += A B, A being MR x n_k."""
+    cdef int64_t k
+    cdef int m, j
+    for k in range(n_k):
+        for m in range(MR):
+            for j in range(nv):
+                acc[m * NV + j] += a[m * a_row + k * a_k] * v_load(b + k * NV * VL + j * VL)
+
+
+cdef inline void tile_mul_sub(vf *acc, const float *a, int64_t a_row, const float *b, int64_t n_k,
+                              const int nv) noexcept nogil:
+    """acc -= A B, A's rows contiguous."""
+    cdef int64_t k
+    cdef int m, j
+    for k in range(n_k):
+        for m in range(MR):
+            for j in range(nv):
+                acc[m * NV + j] -= a[m * a_row + k] * v_load(b + k * NV * VL + j * VL)
+
+
+cdef inline void tile_solve_unit_lower(vf *acc, const float *a, int64_t a_row, const int nv) noexcept nogil:
+    """acc <- (I + strict_lower(A))^-1 acc for the MR x MR block A; nothing on or above A's diagonal is read."""
+    cdef int k, m, j
+    for k in range(MR):
+        for m in range(k + 1, MR):
+            for j in range(nv):
+                acc[m * NV + j] -= a[m * a_row + k] * acc[k * NV + j]
+
+
+cdef inline void tile_mul_lower(vf *acc, const float *a, int64_t a_row, const float *b, const int nv) noexcept nogil:
+    """acc += lower(A) B for the MR x MR block A, diagonal included; nothing above it is read or multiplied."""
+    cdef int k, m, j
+    for k in range(MR):
+        for m in range(k, MR):
+            for j in range(nv):
+                acc[m * NV + j] += a[m * a_row + k] * v_load(b + k * NV * VL + j * VL)
+
+
+cdef inline void tile_store(const vf *acc, float *x, int64_t x_row, int64_t n_rows, const int nv) noexcept nogil:
+    """The first n_rows rows of acc to x."""
+    cdef int64_t m
+    cdef int j
+    if n_rows >= MR:
+        for m in range(MR):
+            for j in range(nv):
+                v_store(x + m * x_row + j * VL, acc[m * NV + j])
+    else:
+        for m in range(n_rows):
+            for j in range(nv):
+                v_store(x + m * x_row + j * VL, acc[m * NV + j])
