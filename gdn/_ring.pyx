@@ -175,7 +175,7 @@ cdef bint record_is_sound(gdn_ring_header *ring, const gdn_ring_slot *r) noexcep
     return (0 <= r.state <= GDN_SLOT_FILLING and 0 <= r.mark <= GDN_MARK_READ
             and (r.state != GDN_SLOT_FREE or r.mark == GDN_MARK_NONE) and (r.state == GDN_SLOT_FREE) == (r.seq_id == -1)
             and (r.state == GDN_SLOT_FILLING) == (r.mark == GDN_MARK_FILL)
-            and 0 <= r.head < ring.n_planes and 0 <= r.valid <= ring.n_rollback and r.position >= 0
+            and 0 <= r.head < ring.n_planes and 0 <= r.valid < ring.n_planes and r.position >= 0
             and 0 <= r.touched <= ring.n_planes and r.n_tokens >= 0 and -1 <= r.next < ring.n_slots)
 
 

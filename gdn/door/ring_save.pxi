@@ -83,10 +83,11 @@ cdef gdn_status ring_save(gdn_ring_header *ring, int64_t seq_id, void *data, siz
     if status != GDN_OK:
         return status
     status = visit(ring, seq_id, &slot)
-    if status == GDN_OK and saved_bytes(ring, record(ring, slot).valid) > size:
+    if status == GDN_OK and saved_bytes(ring, depth(ring, record(ring, slot))) > size:
         status = GDN_ERR_SCRATCH
     if status == GDN_OK:
         r = record(ring, slot)[0]
+        r.valid = depth(ring, &r)
         change(ring)
         mark(touch(ring, slot), GDN_MARK_READ, 0, 0, 0)
         done(ring)

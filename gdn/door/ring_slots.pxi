@@ -54,18 +54,37 @@ cdef gdn_status visit(gdn_ring_header *ring, int64_t seq_id, int64_t *slot) noex
     return GDN_ERR_LOST if r.state == GDN_SLOT_LOST else GDN_OK
 
 
+cdef inline int32_t depth(const gdn_ring_header *ring, const gdn_ring_slot *r) noexcept nogil:
+    """Tokens that can be taken back."""
+    return min(r.valid, ring.n_rollback)
+
+
 cdef inline void mark(gdn_ring_slot *r, int32_t kind, int64_t touched, int64_t n_tokens, uint32_t step) noexcept nogil:
     cdef gdn_process me = gdn_me()
     r.mark, r.touched, r.n_tokens, r.step, r.next = kind, <int32_t>touched, n_tokens, step, NOWHERE
     r.owner, r.owner_start = me.pid, me.start
 
 
+cdef inline int64_t kept(gdn_ring_header *ring, int64_t n_tokens) noexcept nogil:
+    """States of a step that stay: the newest, and what can be rolled back to."""
+    return min(n_tokens, <int64_t>ring.n_rollback + 1)
+
+
+cdef inline bint needs_zeros(gdn_ring_header *ring, int64_t n_tokens) noexcept nogil:
+    """Whether a sequence started afresh can be rolled back to its start, which then needs a plane."""
+    return n_tokens <= ring.n_rollback
+
+
 cdef void publish(gdn_ring_header *ring, gdn_ring_slot *r) noexcept nogil:
     """Make what the marked slot's step wrote its state."""
+    cdef int64_t n_kept = kept(ring, r.n_tokens)
     if r.mark == GDN_MARK_FRESH:
         r.position, r.valid = 0, 0
     r.position += r.n_tokens
-    r.valid = <int32_t>min(r.valid + r.n_tokens, ring.n_rollback)
+    if n_kept < r.n_tokens or (r.mark == GDN_MARK_FRESH and not needs_zeros(ring, r.n_tokens)):
+        r.valid = <int32_t>(n_kept - 1)      # the planes before these are of older states, not of the one before
+    else:
+        r.valid = <int32_t>min(r.valid + n_kept, ring.n_planes - 1)
     r.head += r.touched
     if r.head >= ring.n_planes:
         r.head -= ring.n_planes
@@ -186,16 +205,6 @@ cdef gdn_status ring_reset(gdn_ring_header *ring, int64_t seq_id) noexcept nogil
 
 
 # ---------------------------------------------------------------- steps
-
-cdef inline int64_t kept(gdn_ring_header *ring, int64_t n_tokens) noexcept nogil:
-    """States of a step that stay: the newest, and what can be rolled back to."""
-    return min(n_tokens, <int64_t>ring.n_rollback + 1)
-
-
-cdef inline bint needs_zeros(gdn_ring_header *ring, int64_t n_tokens) noexcept nogil:
-    """Whether a sequence started afresh can be rolled back to its start, which then needs a plane."""
-    return n_tokens <= ring.n_rollback
-
 
 cdef gdn_status inspect(gdn_ring_header *ring, gdn_ring_step *step, int64_t i) noexcept nogil:
     """Whether entry i can be stepped.  Leaves its slot in rows_in."""
@@ -337,7 +346,7 @@ cdef gdn_status ring_rollback(gdn_ring_header *ring, int64_t seq_id, int64_t n) 
     status = visit(ring, seq_id, &slot)
     if status == GDN_OK and n < 0:
         status = GDN_ERR_VALUE
-    if status == GDN_OK and n > record(ring, slot).valid:
+    if status == GDN_OK and n > depth(ring, record(ring, slot)):
         status = GDN_ERR_ROLLBACK
     if status == GDN_OK:
         change(ring)
@@ -359,14 +368,16 @@ cdef gdn_status query(gdn_ring_header *ring, int64_t seq_id, gdn_ring_slot *copy
     if status != GDN_OK:
         return status
     status = visit(ring, seq_id, &slot)
-    if status == GDN_ERR_BUSY and record(ring, slot).state == GDN_SLOT_LIVE:
-        status = GDN_OK
+    if status == GDN_ERR_BUSY and record(ring, slot).state != GDN_SLOT_FILLING:
+        status = GDN_OK if record(ring, slot).state == GDN_SLOT_LIVE else GDN_ERR_LOST
     if status == GDN_OK or status == GDN_ERR_LOST:
         copy[0] = record(ring, slot)[0]
         at[0] = slot
     unlock(ring)
     if status == GDN_OK and copy.mark in (GDN_MARK_STEP, GDN_MARK_FRESH):
         copy.valid = max(0, min(copy.valid, ring.n_planes - 1 - copy.touched))
+    if status == GDN_OK:
+        copy.valid = depth(ring, copy)
     return status
 
 
@@ -399,6 +410,7 @@ cdef gdn_status ring_copy(gdn_ring_header *ring, int64_t src, int64_t dst) noexc
         status = claim(ring, dst, &target)
     if status == GDN_OK:
         r = record(ring, source)[0]
+        r.valid = depth(ring, &r)
         change(ring)
         mark(touch(ring, source), GDN_MARK_READ, 0, 0, 0)
         fill(ring, target, dst)

@@ -201,7 +201,8 @@ enum { GDN_L2_FORM_SUM = 0, GDN_L2_FORM_MAX = 1 };
  *          8     8  position     tokens the state has seen                      4     4  reserved
  *         16     4  state        GDN_SLOT_*                                     8    64  old, a gdn_ring_slot
  *         20     4  head         plane of the committed state
- *         24     4  valid        planes behind the head that can be rolled back to
+ *         24     4  valid        planes behind the head that hold the states before it; as many tokens,
+ *                           but at most n_rollback, can be taken back
  *         28     4  mark         GDN_MARK_*: who else may touch the slot now
  *         32     4  step         id of the step that marked it
  *         36     4  next         next slot of that step, -1 at its end
