@@ -72,7 +72,7 @@ cdef extern from "gdn.h" nogil:
         int64_t nbytes, n_embd_s, n_embd_r
         int64_t slots_offset, journal_offset, hints_offset
         int64_t ssm_offset, ssm_row_nb, conv_offset, conv_row_nb, layer_nb
-        uint32_t lock, sequence, n_journal, last_step
+        uint32_t checksum, lock, sequence, n_journal, last_step
     ctypedef struct gdn_ring_slot:
         int64_t seq_id, position
         int32_t state, head, valid, mark

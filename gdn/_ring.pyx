@@ -20,7 +20,7 @@ cdef extern from *:
 
 cdef enum:
     HEADER_BYTES = 256            # gdn_ring_header
-    LAYOUT_BYTES = 144            # its fields that follow from the extents
+    LAYOUT_BYTES = 144            # its fields in front of their checksum
     SLOT_BYTES = 64               # gdn_ring_slot
     ENTRY_BYTES = 72              # gdn_ring_entry
     MAX_SLOTS = 1 << 28
@@ -135,6 +135,7 @@ cdef gdn_status ring_init(const gdn_ring_params *params, void *buffer, size_t nb
     memset(<char *>buffer + h.hints_offset, 0xff, 4 * <int64_t>h.n_hints)     # -1: seen nowhere
     h.ssm_offset += padding
     h.conv_offset += padding
+    h.checksum = crc32(<uint8_t *>&h, LAYOUT_BYTES)
     memcpy(<char *>buffer + 8, <char *>&h + 8, HEADER_BYTES - 8)
     for i in range(h.n_slots):
         clear(record(ring, i))
@@ -149,7 +150,7 @@ cdef void clear(gdn_ring_slot *r) noexcept nogil:
 
 
 cdef bint layout_is_sound(const gdn_ring_header *ring, size_t nbytes) noexcept nogil:
-    """Whether the header is exactly the one that its own extents give."""
+    """Whether the header is the one that its own extents give, unchanged since ring_init."""
     cdef gdn_ring_params p
     cdef gdn_ring_header h
     cdef int64_t spare, padding
@@ -168,7 +169,7 @@ cdef bint layout_is_sound(const gdn_ring_header *ring, size_t nbytes) noexcept n
         return False
     h.ssm_offset += padding
     h.conv_offset += padding
-    return memcmp(&h, ring, LAYOUT_BYTES) == 0
+    return memcmp(&h, ring, LAYOUT_BYTES) == 0 and ring.checksum == crc32(<const uint8_t *>ring, LAYOUT_BYTES)
 
 
 cdef bint record_is_sound(gdn_ring_header *ring, const gdn_ring_slot *r) noexcept nogil:

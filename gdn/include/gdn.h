@@ -189,7 +189,8 @@ enum { GDN_L2_FORM_SUM = 0, GDN_L2_FORM_MAX = 1 };
  *        120     8  conv_offset     convolution row 0 of layer 0
  *        128     8  conv_row_nb     bytes from a convolution row to the next
  *        136     8  layer_nb        bytes from a layer's rows to the next layer's
- *        144    48  reserved        0
+ *        144     4  checksum        crc32 of the 144 bytes before it
+ *        148    44  reserved        0
  *        192     4  lock            0, or who holds it
  *        196     4  sequence        odd while slot records change
  *        200     4  n_journal       entries that undo the change under way
@@ -249,7 +250,7 @@ typedef struct gdn_ring_header {
     int64_t  nbytes, n_embd_s, n_embd_r;
     int64_t  slots_offset, journal_offset, hints_offset;
     int64_t  ssm_offset, ssm_row_nb, conv_offset, conv_row_nb, layer_nb;
-    uint32_t reserved[12];
+    uint32_t checksum, reserved[11];
     uint32_t lock, sequence, n_journal, last_step;
     uint32_t reserved_state[12];
 } gdn_ring_header;
