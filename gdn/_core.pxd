@@ -21,6 +21,7 @@ cdef extern from "gdn.h" nogil:
         GDN_ERR_BUSY
         GDN_ERR_ROLLBACK
         GDN_ERR_DAMAGED
+        GDN_ERR_LOCKED
     enum:
         GDN_ABI
         GDN_HEAD_NONE, GDN_HEAD_TILED, GDN_HEAD_INTERLEAVED

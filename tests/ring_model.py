@@ -346,3 +346,22 @@ class Pair:
             row = committed_row(self.ring, seq_id)
             assert row == sequence.head * self.n_slots + self.ring.slot(seq_id)
             self.truth.check([EMPTY, *sequence.keys][-1], *read_rows(self.ring, row))
+
+
+# The header's and the slot records' fields, as gdn.h's table gives them.
+HEADER = np.dtype({"names": ["n_slots", "slots_offset", "journal_offset", "lock", "sequence", "n_journal"],
+                   "formats": ["<i4", "<i8", "<i8", "<u4", "<u4", "<u4"],
+                   "offsets": [16, 80, 88, 192, 196, 200], "itemsize": 256})
+SLOT = np.dtype([("seq_id", "<i8"), ("position", "<i8"), ("state", "<i4"), ("head", "<i4"), ("valid", "<i4"),
+                 ("mark", "<i4"), ("step", "<u4"), ("next", "<i4"), ("owner", "<u4"), ("touched", "<i4"),
+                 ("owner_start", "<u8"), ("n_tokens", "<i8")])
+ENTRY = np.dtype([("slot", "<i4"), ("reserved", "<i4"), ("old", SLOT)])
+
+
+def fields(buffer):
+    """A ring's header, slot records and journal, as arrays over its memory."""
+    buffer = np.frombuffer(buffer, np.uint8)
+    header = buffer[:256].view(HEADER)
+    n, slots, journal = (int(header[name][0]) for name in ("n_slots", "slots_offset", "journal_offset"))
+    return (header, buffer[slots:slots + n * SLOT.itemsize].view(SLOT),
+            buffer[journal:journal + n * ENTRY.itemsize].view(ENTRY))

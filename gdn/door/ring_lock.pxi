@@ -57,7 +57,7 @@ cdef gdn_status lock_contended(gdn_ring_header *ring, uint32_t token) noexcept n
                 unlock(ring)
             return status
         if gdn_milliseconds() - start > LOCK_PATIENCE:
-            return GDN_ERR_BUSY
+            return GDN_ERR_LOCKED
         gdn_sleep(200000)
 
 

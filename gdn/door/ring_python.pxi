@@ -108,8 +108,8 @@ cdef class Ring:
             status = ring_attach(self.view.buf, self.view.len)
         if status == GDN_ERR_STRIDE:
             raise ValueError(f"buffer must lie at a multiple of 4 bytes, got address {<uintptr_t>self.view.buf:#x}")
-        if status == GDN_ERR_BUSY:
-            raise ValueError("the ring's lock is held by a process that does not let go")
+        if status == GDN_ERR_LOCKED:
+            refuse(self, status, NOWHERE)
         if status != GDN_OK:
             raise ValueError(f"buffer of {self.view.len} bytes holds no ring, a ring of another abi than "
                              f"{GDN_RING_ABI}, or a damaged one")
@@ -418,7 +418,7 @@ cdef int refuse(Ring ring, gdn_status status, int64_t seq_id, str busy="in a ste
     if status == GDN_ERR_LOST:
         raise StateLostError(f"the state of sequence {seq_id} was lost in a step that did not commit: "
                              f"reset, load or release it")
-    if status == GDN_ERR_BUSY and seq_id == NOWHERE:
+    if status == GDN_ERR_LOCKED:
         raise ValueError("the ring's lock is held by a process that does not let go")
     if status == GDN_ERR_BUSY:
         raise ValueError(f"sequence {seq_id} is already {busy}")

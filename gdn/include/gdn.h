@@ -47,7 +47,8 @@ typedef enum gdn_status {
     GDN_ERR_LOST      = 11, /* ring: the sequence's state was lost in a step that never committed */
     GDN_ERR_BUSY      = 12, /* ring: already acquired, or already in a step */
     GDN_ERR_ROLLBACK  = 13, /* ring: rollback deeper than the planes hold */
-    GDN_ERR_DAMAGED   = 14  /* ring: bytes are no ring, truncated, of another abi or shape, or fail their checksum */
+    GDN_ERR_DAMAGED   = 14, /* ring: bytes are no ring, truncated, of another abi or shape, or fail their checksum */
+    GDN_ERR_LOCKED    = 15  /* ring: a living process holds the lock and does not let go */
 } gdn_status;
 
 /* Storage types; the numbers are ggml's. */
@@ -229,7 +230,7 @@ enum { GDN_L2_FORM_SUM = 0, GDN_L2_FORM_MAX = 1 };
  * buffer, taken over from holders that died, orders them.  A sequence that one caller has in a step, or is copying,
  * saving, loading or resetting, is GDN_ERR_BUSY for others.  Processes must see each other's process ids.  The lock is
  * held for no longer than it takes to change slot records; waiting 10 s for a living holder (stopped, or forked while
- * another thread held it) gives GDN_ERR_BUSY too.
+ * another thread held it) gives GDN_ERR_LOCKED.
  * A refused call changes nothing. */
 #define GDN_RING_ABI 1u
 
