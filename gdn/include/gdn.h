@@ -198,20 +198,25 @@ enum { GDN_L2_FORM_SUM = 0, GDN_L2_FORM_MAX = 1 };
  *        204     4  last_step       id of the last step begun
  *        208    48  reserved_state  0
  *
- *     offset  size  gdn_ring_slot                                          gdn_ring_entry
- *          0     8  seq_id                                                      0     4  slot
- *          8     8  position     tokens the state has seen                      4     4  reserved
- *         16     4  state        GDN_SLOT_*                                     8    64  old, a gdn_ring_slot
- *         20     4  head         plane of the committed state
- *         24     4  valid        planes behind the head that hold the states before it; as many tokens,
- *                           but at most n_rollback, can be taken back
- *         28     4  mark         GDN_MARK_*: who else may touch the slot now
- *         32     4  step         id of the step that marked it
- *         36     4  next         next slot of that step, -1 at its end
- *         40     4  owner        process id of who marked it
- *         44     4  touched      planes that may have been written since
- *         48     8  owner_start  when that process started, so that a process id used again is not mistaken for it
- *         56     8  n_tokens     of that step
+ *     offset  size  gdn_ring_slot
+ *          0     8  seq_id          -1: no sequence
+ *          8     8  position        tokens the state has seen
+ *         16     4  state           GDN_SLOT_*
+ *         20     4  head            plane of the committed state
+ *         24     4  valid           planes behind the head that hold the states before it; as many tokens,
+ *                                     but at most n_rollback, can be taken back
+ *         28     4  mark            GDN_MARK_*: who else may touch the slot now
+ *         32     4  step            id of the step that marked it
+ *         36     4  next            next slot of that step, -1 at its end
+ *         40     4  owner           process id of who marked it
+ *         44     4  touched         planes that may have been written since
+ *         48     8  owner_start     when that process started, so that a process id used again is not mistaken for it
+ *         56     8  n_tokens        of that step
+ *
+ *     offset  size  gdn_ring_entry
+ *          0     4  slot            whose record
+ *          4     4  reserved        0
+ *          8    64  old             the gdn_ring_slot that it was
  *
  * The buffer needs 4-byte alignment and is read by its own offsets alone, so it may lie at another address in every
  * process.  Rows start on 64-byte addresses of the process that created it if the address modulo 64 is kept.
