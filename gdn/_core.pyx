@@ -24,6 +24,8 @@ include "door/threads.pxi"
 include "door/scratch.pxi"
 include "door/rows.pxi"
 include "door/delta.pxi"
+include "door/conv.pxi"
+include "door/pointwise.pxi"
 include "door/table.pxi"
 
 threads_usable = usable_cpus()

@@ -310,52 +310,12 @@ def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, 
         if a.state.ne[3] != a.n_seqs:
             raise ValueError(f"state holds {a.state.ne[3]} sequences, the call has {a.n_seqs}")
     n_slots = 1 if snapshots is None else count_argument(snapshots, "snapshots")
-    a.n_slots = max(<int64_t>1, min(n_slots, longest_sequence(&a)))
-    arrays.state_out = state_target(&a, arrays, state_out, snapshots is not None)
+    a.n_slots = max(<int64_t>1, min(n_slots, longest_sequence(a.cu_seqlens, a.n_seqs, a.q.ne[2])))
+    arrays.state_out = state_target(
+        (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]), a.n_slots, arrays.state, state_out, snapshots is not None,
+        &a.state_out, &a.slot_nb)
     call_delta(&a, arrays, "state_out")
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
-
-
-cdef int64_t longest_sequence(const gdn_delta_net_args *a) except -1:
-    cdef int64_t i, longest = 0
-    if a.cu_seqlens == NULL:
-        return a.q.ne[2]
-    for i in range(a.n_seqs):
-        longest = max(longest, a.cu_seqlens[i + 1] - a.cu_seqlens[i])
-    return longest
-
-
-cdef ndarray state_target(gdn_delta_net_args *a, DeltaArrays arrays, state_out, bint with_slots):
-    """Allocate or check state_out and describe it in `a`, its slots side by side slot_nb bytes apart."""
-    cdef ndarray x, first
-    cdef tuple shape = (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0])
-    if state_out is None:
-        if with_slots:
-            x = np.zeros((a.n_slots, *shape), np.float32)
-        elif arrays.state is not None:
-            x = np.empty_like(arrays.state)                 # in the order of the state given
-        else:
-            x = np.empty(shape, np.float32)
-    elif not with_slots:
-        x = fit(state_out, "state_out", 4, True)
-    else:
-        x = as_array(state_out, "state_out", True)
-        if isinstance(state_out, Tensor) and a.n_seqs > 0 and x.shape[0] % a.n_seqs == 0:
-            x = x.reshape((x.shape[0] // a.n_seqs, a.n_seqs, x.shape[1], x.shape[2], x.shape[3]))
-        if x.ndim != 5:
-            raise ValueError("state_out must have 5 axes (slots, n_seqs, H_v, S_v, S_k) when snapshots is given, "
-                             f"got shape {(<object>x).shape}")
-    if with_slots:
-        if x.shape[0] < a.n_slots:
-            raise ValueError(f"state_out has {x.shape[0]} slots, {a.n_slots} snapshots are to be kept")
-        a.slot_nb = x.strides[0]
-        first = x[0]
-    else:
-        first = x
-    to_c(first, &a.state_out)
-    if a.state_out.ne[3] != a.n_seqs:
-        raise ValueError(f"state_out holds {a.state_out.ne[3]} sequences, the call has {a.n_seqs}")
-    return x
 
 
 def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, scale=None, head_map=None,

@@ -201,3 +201,50 @@ cdef ndarray cu_seqlens_argument(obj):
     if x.ndim != 1 or x.shape[0] < 1:
         raise ValueError(f"cu_seqlens must have shape (n_seqs + 1,), got {(<object>x).shape}")
     return x
+
+
+cdef int64_t longest_sequence(const int64_t *cu_seqlens, int64_t n_seqs, int64_t n_tokens) noexcept:
+    cdef int64_t i, longest = 0
+    if cu_seqlens == NULL:
+        return n_tokens
+    for i in range(n_seqs):
+        longest = max(longest, cu_seqlens[i + 1] - cu_seqlens[i])
+    return longest
+
+
+cdef ndarray state_target(tuple shape, int64_t n_slots, ndarray state, state_out, bint with_slots, gdn_tensor *c_out,
+                          int64_t *slot_nb):
+    """Allocate or check state_out, `shape` a slot, its slots slot_nb bytes apart.  Allocated in the order of the state
+    given, or with zeros for slots that will not exist."""
+    cdef ndarray x, first
+    cdef int ndim = len(shape)
+    if state_out is None:
+        if with_slots:
+            x = np.zeros((n_slots, *shape), np.float32)
+        else:
+            x = np.empty(shape, np.float32) if state is None else np.empty_like(state)
+    elif not with_slots:
+        x = fit(state_out, "state_out", ndim, True)
+    elif isinstance(state_out, Tensor):
+        x = split_slots(fit(state_out, "state_out", ndim, True), shape[0])
+    else:
+        x = fit(state_out, "state_out", ndim + 1, True)
+    first = x
+    if with_slots:
+        if x.shape[0] < n_slots:
+            raise ValueError(f"state_out has {x.shape[0]} slots, {n_slots} snapshots are to be kept")
+        slot_nb[0] = x.strides[0] if x.strides[0] != 0 else 4         # empty slots have no distance, 0 has a meaning
+        first = x[0]
+    if (<object>first).shape != shape:
+        raise ValueError(f"state_out holds states of shape {(<object>first).shape}, the call makes {shape}")
+    to_c(first, c_out)
+    return x
+
+
+cdef ndarray split_slots(ndarray x, int64_t n_seqs):
+    """(K * n_seqs, ...) slot-major as (K, n_seqs, ...), the same memory."""
+    cdef tuple shape = (<object>x).shape, strides = (<object>x).strides
+    if n_seqs < 1 or x.shape[0] % n_seqs != 0:
+        raise ValueError(f"state_out has {x.shape[0]} rows, no multiple of the call's {n_seqs} sequences")
+    return np.lib.stride_tricks.as_strided(x, (x.shape[0] // n_seqs, n_seqs, *shape[1:]),
+                                           (n_seqs * strides[0], *strides))

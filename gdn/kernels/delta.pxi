@@ -3,7 +3,6 @@
 # A sequence runs in up to two stretches: chunked, then token by token.  A snapshot must be the state that was there,
 # so the last tokens whose states are kept run token by token, whatever the mode.
 
-include "pack.pxi"
 include "tile.pxi"
 include "decay.pxi"
 include "chunked.pxi"
@@ -39,17 +38,6 @@ cdef struct space:               # a worker's scratch, and the item it works on
     float *X_end
     float *states                            # [n_heads][state_size]
     token tokens[TOKENS]
-
-
-cdef inline int64_t round_up(int64_t n, int64_t unit) noexcept nogil:
-    return (n + unit - 1) // unit * unit
-
-
-cdef inline float *carve(char **at, int64_t n_floats) noexcept nogil:
-    """The next n_floats of scratch, rounded to cache lines."""
-    cdef float *p = <float *>at[0]
-    at[0] += round_up(n_floats * <int64_t>sizeof(float), 64)
-    return p
 
 
 cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept nogil:

@@ -9,8 +9,11 @@ from gdn._core cimport *
 from gdn.kernels.level cimport *
 
 include "simd.pxi"
+include "pack.pxi"
 include "delta.pxi"
-include "pointwise.pxi"
+include "conv.pxi"
+include "norms.pxi"
+include "solve.pxi"
 
 cdef extern from "simd.h":
     const char *GDN_LEVEL_NAME

@@ -1,6 +1,17 @@
 # Between caller memory of any strides (bytes) and packed scratch (floats, full vectors, zero padding).
 
 
+cdef inline int64_t round_up(int64_t n, int64_t unit) noexcept nogil:
+    return (n + unit - 1) // unit * unit
+
+
+cdef inline float *carve(char **at, int64_t n_floats) noexcept nogil:
+    """The next n_floats of scratch, rounded to cache lines."""
+    cdef float *p = <float *>at[0]
+    at[0] += round_up(n_floats * <int64_t>sizeof(float), 64)
+    return p
+
+
 cdef inline float at(const char *p) noexcept nogil:
     return (<const float *>p)[0]
 
@@ -35,6 +46,29 @@ cdef inline void unpack_row(char *dst, int64_t nb, const float *row, int64_t n) 
     else:
         for i in range(n):
             (<float *>(dst + i * nb))[0] = row[i]
+
+
+cdef inline vf lanes_load(const char *p, int64_t nb, int64_t lanes) noexcept nogil:
+    """lanes <= VL floats nb bytes apart, zeros behind."""
+    cdef float x[VL]
+    cdef int64_t i
+    if nb == 4 and lanes == VL:
+        return v_load(<const float *>p)
+    memset(x, 0, sizeof(x))
+    for i in range(lanes):
+        x[i] = at(p + i * nb)
+    return v_load(x)
+
+
+cdef inline void lanes_store(char *p, int64_t nb, vf v, int64_t lanes) noexcept nogil:
+    cdef float x[VL]
+    cdef int64_t i
+    if nb == 4 and lanes == VL:
+        v_store(<float *>p, v)
+        return
+    v_store(x, v)
+    for i in range(lanes):
+        (<float *>(p + i * nb))[0] = x[i]
 
 
 cdef inline float dot(const float *a, const float *b, int64_t ld) noexcept nogil:

@@ -12,6 +12,7 @@ cdef extern from "simd.h" nogil:
         PAIR_LD
         PAIR_NV
     vf v_load(const float *p)
+    vf v_load_once(const float *p)
     void v_store(float *p, vf x)
     vf v_set(float s)
     vf v_load_head(const float *p, int64_t n)
@@ -28,5 +29,6 @@ cdef extern from "simd.h" nogil:
     vf v_sigmoid(vf x)
     vf v_silu(vf x)
     vf v_softplus(vf x)
+    vf v_mul_zero(vf a, vf b)
     void v_transpose(vf *x)
     void v_prefetch(const float *p, int64_t n)
