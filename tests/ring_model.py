@@ -23,18 +23,6 @@ def pool(fill, n_slots, n_rollback, spare, offset=0):
     return memory[start:start + n - 64 - offset]
 
 
-def conv_rows(x, cache, rows_in, rows_out, lengths):
-    """What a convolution leaves behind: windows of the last WIDTH - 1 inputs, after each kept token."""
-    cache, start = cache.numpy()[:, 0], 0
-    windows = [np.zeros((CHANNELS, WIDTH - 1), np.float32) if row < 0 else cache[row].copy() for row in rows_in]
-    for window, length, out in zip(windows, lengths, rows_out, strict=True):
-        line = np.concatenate([window, x[start:start + length].T], 1)
-        for s, row in enumerate(out):
-            if row >= 0:
-                cache[row] = line[:, length - s:length - s + WIDTH - 1]
-        start += length
-
-
 class Truth:
     """What every state ever reached must be, by the key of its last token.  Tokens are never used twice."""
 
@@ -44,12 +32,14 @@ class Truth:
         self.tokens = {}                        # key -> inputs of each layer
         self.states = {EMPTY: [np.zeros((H_V, S_V, S_K)) for _ in range(LAYERS)]}
         self.windows = {EMPTY: [np.zeros((CHANNELS, WIDTH - 1), np.float32) for _ in range(LAYERS)]}
-        self.outputs, self.bits = {}, {}
+        self.weights = self.rng.standard_normal((LAYERS, CHANNELS, WIDTH)).astype(np.float32)
+        self.outputs, self.conv_outputs, self.bits = {}, {}, {}
 
     def token(self, before):
         """A new token after the state `before`; returns its key."""
         key, rng = next(self.counter), self.rng
-        self.tokens[key], self.states[key], self.windows[key], self.outputs[key] = [], [], [], []
+        for table in (self.tokens, self.states, self.windows, self.outputs, self.conv_outputs):
+            table[key] = []
         for layer in range(LAYERS):
             def draw(*shape):
                 return rng.standard_normal(shape).astype(np.float32)
@@ -60,7 +50,10 @@ class Truth:
             out, state = reference.recurrent(q, k, v, g, beta, self.states[before][layer][None])
             self.states[key].append(state[0])
             self.outputs[key].append(out[0, 0])
-            self.windows[key].append(np.concatenate([self.windows[before][layer][:, 1:], x[:, None]], 1))
+            line = np.concatenate([self.windows[before][layer], x[:, None]], 1)
+            self.windows[key].append(line[:, 1:])
+            y = (line.astype(np.float64) * self.weights[layer]).sum(1)
+            self.conv_outputs[key].append(y * reference.sigmoid(y))
         return key
 
     def check(self, key, ssm, conv):
@@ -76,8 +69,7 @@ class Truth:
 def run_layers(ring, truth, step, keys, layers=range(LAYERS)):
     """Run a step's tokens (keys: a list for every sequence) through the ring's layers.  Outputs are checked."""
     flat = [key for sequence in keys for key in sequence]
-    lengths = [len(sequence) for sequence in keys]
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    cu_seqlens = np.concatenate([[0], np.cumsum([len(sequence) for sequence in keys])]).astype(np.int64)
     for layer in layers:
         parts = [truth.tokens[key][layer] for key in flat]
         empty = (np.zeros((1, 0, H_K, S_K)), np.zeros((1, 0, H_K, S_K)), np.zeros((1, 0, H_V, S_V)), np.zeros((1, 0, H_V)),
@@ -89,7 +81,10 @@ def run_layers(ring, truth, step, keys, layers=range(LAYERS)):
             expected = truth.outputs[key][layer]
             assert np.abs(out[0, t] - expected).max() <= BOUND * max(np.abs(expected).max(), 1)
         x = np.array([p[5] for p in parts], np.float32).reshape(-1, CHANNELS)
-        conv_rows(x, ring.conv(layer), step.rows_in, step.rows_out, lengths)
+        out = gdn.causal_conv1d_inplace(x[None], truth.weights[layer], None, ring.conv(layer), step.rows_in,
+                                        step.rows_out, cu_seqlens=cu_seqlens)
+        for t, key in enumerate(flat):
+            assert np.abs(out[0, t] - truth.conv_outputs[key][layer]).max() <= BOUND * 10
 
 
 def read_rows(ring, row):

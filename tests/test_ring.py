@@ -406,7 +406,7 @@ def test_any_aligned_address(offset):
     for layer in range(LAYERS):
         for rows in (ring.ssm(layer), ring.conv(layer)):
             assert rows.data % 64 == 0 and rows.nb[3] % 64 == 0 and rows.ne[3] == 6
-    moved = np.zeros(len(buffer) + 64, np.uint8)
+    moved = np.zeros(len(buffer) + 128, np.uint8)
     start = -moved.ctypes.data % 64 + 20        # attached where its rows are not on 64-byte addresses
     moved[start:start + len(buffer)] = buffer
     run = Run()

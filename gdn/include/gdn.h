@@ -131,7 +131,8 @@ typedef struct gdn_delta_net_args {
  *   x, out     ne = channels, n_tokens, n_seqs       out may be exactly x
  *   weight     ne = width, channels                  width >= 1
  *   bias       ne = channels, or data NULL
- *   state      ne = width-1, channels, rows          oldest input first; data NULL starts from zeros
+ *   state      ne = width-1, channels, rows          oldest input first; data NULL starts from zeros;
+ *              or width-1, channels, 1, rows, as a ring gives it
  *   state_out  as state; may be exactly `state`; data NULL keeps none
  * n_seqs .. cu_seqlens and the row rules are those of gdn_delta_net_args. */
 enum { GDN_ACT_NONE = 0, GDN_ACT_SILU = 1, GDN_ACT_SIGMOID = 2 };
