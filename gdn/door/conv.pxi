@@ -27,11 +27,20 @@ cdef gdn_status check_conv(const gdn_conv_args *a, const char *state, const char
     if status == GDN_OK:
         status = check_tensor(a.message, a.message_size, "out", &a.out, channels, n_tokens, n_batch, 1, True)
     if status == GDN_OK and a.state.data != NULL:
-        status = check_tensor(a.message, a.message_size, state, &a.state, width - 1, channels, a.state.ne[2], 1, False)
+        status = check_tensor(a.message, a.message_size, state, &a.state, width - 1, channels, a.state.ne[2],
+                              a.state.ne[3] if a.state.ne[2] == 1 else 1, False)
     if status == GDN_OK and a.state_out.data != NULL:
         status = check_tensor(a.message, a.message_size, state_out, &a.state_out, width - 1, channels,
-                              a.state_out.ne[2], 1, True)
+                              a.state_out.ne[2], a.state_out.ne[3] if a.state_out.ne[2] == 1 else 1, True)
     return status
+
+
+cdef gdn_tensor with_rows(const gdn_tensor *t) noexcept nogil:
+    """The tensor with its rows along ne[2], where they may be along ne[3] too."""
+    cdef gdn_tensor result = t[0]
+    if t.ne[2] == 1:
+        result.ne[2], result.nb[2], result.ne[3] = t.ne[3], t.nb[3], 1
+    return result
 
 
 cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c, const char *state,
@@ -48,8 +57,8 @@ cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c, const char *stat
         return status
     c.rows.n_seqs = a.n_seqs
     c.rows.n_slots = a.n_slots
-    c.rows.state = a.state
-    c.rows.state_out = a.state_out
+    c.rows.state = with_rows(&a.state)
+    c.rows.state_out = with_rows(&a.state_out)
     c.rows.row_axis = 2
     c.rows.slot_nb = a.slot_nb
     c.rows.rows_in = a.rows_in
