@@ -77,7 +77,9 @@ cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c, const char *stat
     n_parts = max(<int64_t>1, (c.job.channels + unit - 1) // unit)
     # Threads are worth their start from some tens of thousands of values on.
     c.n_workers = choose_threads(a.n_threads, min(a.n_seqs * n_parts, 1 + a.x.ne[1] * a.x.ne[2] * a.x.ne[0] // 16384))
-    c.job.n_parts = 1 if c.n_workers <= a.n_seqs else min(n_parts, (c.n_workers + a.n_seqs - 1) // max(a.n_seqs, <int64_t>1))
+    c.job.n_parts = 1
+    if 0 < a.n_seqs < c.n_workers:
+        c.job.n_parts = min(n_parts, (c.n_workers + a.n_seqs - 1) // a.n_seqs)
     c.job.part_channels = max(unit, (n_parts + c.job.n_parts - 1) // c.job.n_parts * unit)
     c.job.n_parts = max(<int64_t>1, (c.job.channels + c.job.part_channels - 1) // c.job.part_channels)
     c.n_items = a.n_seqs * c.job.n_parts
