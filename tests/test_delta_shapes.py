@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import (MODES, Carved, assert_close, case, pack, run, same_bits, sequence, snapshot_truth, truth)
+from helpers import MODES, Carved, assert_close, case, pack, run, same_bits, sequence, snapshot_truth, truth
 
 import gdn
 
