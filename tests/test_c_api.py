@@ -213,6 +213,8 @@ REFUSED = {
     "scale NaN": (lambda c: c.set(flags=SCALE_GIVEN, scale=float("nan")), VALUE),
     "l2_eps negative": (lambda c: c.set(flags=L2NORM, l2_eps=-1), VALUE),
     "no slots": (lambda c: c.set(n_slots=0), VALUE),
+    "too many slots to count": (lambda c: c.set(n_slots=2**62), SHAPE),
+    "too many slots of a stride": (lambda c: c.set(n_slots=2**62, slot_nb=64), SHAPE),
     "negative slots": (lambda c: c.set(n_slots=-3), VALUE),
     "n_threads negative": (lambda c: c.set(n_threads=-2), VALUE),
     "n_seqs too many": (lambda c: c.set(n_seqs=3), SHAPE),
