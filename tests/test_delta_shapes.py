@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import (MODES, Carved, assert_close, case, pack, run, same_bits, sequence, snapshot_truth, truth)
+from helpers import MODES, Carved, assert_close, case, pack, run, same_bits, sequence, snapshot_truth, truth
 
 import gdn
 
@@ -229,7 +229,7 @@ def test_snapshots(rng, mode, per_channel, n_tokens, K):
 @pytest.mark.parametrize("mode", MODES)
 @GATE
 def test_a_snapshot_is_the_state_that_was_there(rng, mode, per_channel):
-    """Going on from slot s over the last s tokens gives slot 0: the recurrence only, so to the last bit token by token."""
+    """Going on from slot s over the last s tokens gives slot 0."""
     c = case(rng, 2, 40, 2, 2, 16, 16, "-1e-3", per_channel)
     _, slots = run(c, mode=mode, snapshots=5)
     for s in range(1, 5):
