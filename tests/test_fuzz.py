@@ -6,8 +6,19 @@ import random
 
 import numpy as np
 import pytest
-from helpers import (GATES, MODES, Carved, assert_close, broadcastable, case, pack, random_layout, same_bits,
-                     snapshot_truth, truth)
+from helpers import (
+    GATES,
+    MODES,
+    Carved,
+    assert_close,
+    broadcastable,
+    case,
+    pack,
+    random_layout,
+    same_bits,
+    snapshot_truth,
+    truth,
+)
 
 import gdn
 
