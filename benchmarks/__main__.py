@@ -25,7 +25,7 @@ MARKS = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def peers_line():
-    return ", ".join(f"{name} {version}" if version else f"{name}: absent" for name, version in peers.versions().items())
+    return ", ".join(f"{name} {version or 'ABSENT'}" for name, version in peers.versions().items())
 
 
 def write(name, data):
@@ -37,13 +37,14 @@ def write(name, data):
 def table(results, about):
     """The measured section of docs/PERFORMANCE.md."""
     lines = [f"Measured on {about['date']}: {about['cpu']}, {about['cores']} cores, level {about['level']}, "
-             f"{about['system']}; Python {about['python']}, numpy {about['numpy']} with {about['blas']}; {about['peers']}.",
-             "", "| row | what | measured | wanted (stretch) | |", "|---|---|---|---|---|"]
+             f"{about['system']}; Python {about['python']}, numpy {about['numpy']} with {about['blas']}; "
+             f"{about['peers']}.", "", "| row | what | measured | wanted (stretch) | |", "|---|---|---|---|---|"]
     for name, result in results.items():
         value, bound, verdict = targets.cells(name, result)
         details = result.get("details") or result
         rates = ", ".join(f"{k} {v}" for k, v in details.items() if k.endswith(("gflops", "gb_s")))
-        lines.append(f"| `{name}` | {ROWS[name].what}{f' ({rates})' if rates else ''} | {value} | {bound} | {verdict} |")
+        what = ROWS[name].what + (f" ({rates})" if rates else "")
+        lines.append(f"| `{name}` | {what} | {value} | {bound} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -67,7 +68,8 @@ def main():
     if "targets" in parts:
         results = targets.run(targets.chosen(args.names))
         write("targets", {"about": about, "rows": {
-            n: {"what": ROWS[n].what, "target": ROWS[n].target, "stretch": ROWS[n].stretch, **r} for n, r in results.items()}})
+            n: {"what": ROWS[n].what, "target": ROWS[n].target, "stretch": ROWS[n].stretch, **r}
+            for n, r in results.items()}})
         failed = sum("failed" in r for r in results.values())
         if args.write_docs:
             write_docs(table(results, about))

@@ -1,6 +1,6 @@
 """Every operation on every shape by every implementation: pytest-benchmark cases in groups `operation-shape`.
 
-A case checks its answer, then times it.  Time is per call; ``extra_info`` carries the rate, the bytes of state it moves,
+A case checks its answer, then times it.  Time is per call; ``extra_info`` carries the rate, the bytes that it moves,
 the level and the CPU.  A combination that a peer does not compute (ik: KDA and heads other than 64 and 128; ggml:
 S_k != S_v) is no case; a peer that is not installed is a skipped case that says so, under CI a failed one.
 """
