@@ -1,4 +1,4 @@
-"""Build of the extension modules: one kernel source compiled once per instruction set, OpenMP where the compiler has it."""
+"""Build of the extension modules: one kernel source, compiled once per instruction set; OpenMP where there is any."""
 
 import os
 import platform
@@ -15,25 +15,27 @@ DEBUG = os.environ.get("GDN_DEBUG") == "1"          # boundscheck and asserts, f
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
 MODULES = ("_tensor", "_core", "_ring")
+HEADERS = [str(path) for path in (*Path("gdn/include").glob("*.h"), *Path("gdn/kernels").glob("*.h"))]
+BUILD = "build/debug/cython" if DEBUG else "build/cython"     # generated C stays out of the package
 OPENMP_SOURCE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
 
 
 def extension(name, compile_args=(), **kwargs):
     flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-DNDEBUG"]
+    flags += ["-fno-math-errno", "-Wno-unused-function", *compile_args]
     return Extension(
         f"gdn.{name}", [f"gdn/{name}.pyx"], include_dirs=["gdn/include", "gdn/kernels", numpy.get_include()],
-        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-        extra_compile_args=flags + ["-fno-math-errno", "-Wno-unused-function", *compile_args], **kwargs)
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("GDN_CFLAGS", f'"{" ".join(flags)}"')],
+        extra_compile_args=flags, depends=HEADERS, **kwargs)
 
 
 def extensions():
     modules = [extension(name) for name in MODULES if Path(f"gdn/{name}.pyx").exists()]
     levels = LEVELS if X86 else {"base": []}
-    inputs = [str(p) for p in Path("gdn/kernels").glob("*.[ph]*")]
     for level, flags in levels.items():
+        modules.append(extension(f"_level_{level}", flags))
         # Tiles become register blocks only when their extents are constants after inlining.
-        modules.append(extension(f"_level_{level}", flags + ["-DCYTHON_INLINE=inline __attribute__((always_inline))"],
-                                 depends=inputs))
+        modules[-1].define_macros.append(("CYTHON_INLINE", "inline __attribute__((always_inline))"))
     return modules
 
 
@@ -63,4 +65,5 @@ class BuildExt(build_ext):
 
 directives = {"language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True,
               "initializedcheck": DEBUG, "freethreading_compatible": False}
-setup(ext_modules=cythonize(extensions(), compiler_directives=directives, annotate=DEBUG), cmdclass={"build_ext": BuildExt})
+setup(ext_modules=cythonize(extensions(), compiler_directives=directives, build_dir=BUILD, annotate=DEBUG),
+      cmdclass={"build_ext": BuildExt})

@@ -1,6 +1,7 @@
 """Gated DeltaNet and Kimi Delta Attention on the CPU."""
 
 from gdn import reference  # noqa: F401
+from gdn._config import get_include, show_config  # noqa: F401
 from gdn._core import (  # noqa: F401
     capi,
     causal_conv1d,

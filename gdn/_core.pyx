@@ -20,6 +20,7 @@ cnp.import_array()
 
 include "door/errors.pxi"
 include "door/engine.pxi"
+include "door/build.pxi"
 include "door/threads.pxi"
 include "door/scratch.pxi"
 include "door/rows.pxi"

@@ -15,6 +15,8 @@ cdef gdn_status check_conv(const gdn_conv_args *a) noexcept nogil:
         return fail(a.message, a.message_size, GDN_ERR_SHAPE, "weight: width must be at least 1, got %lld", width)
     if a.activation not in (GDN_ACT_NONE, GDN_ACT_SILU):
         return fail(a.message, a.message_size, GDN_ERR_VALUE, "activation: unknown value %d", a.activation)
+    if a.n_threads < 0:
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "n_threads is %d", a.n_threads)
     if a.n_slots < 1:
         return fail(a.message, a.message_size, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", a.n_slots)
     status = check_tensor(a.message, a.message_size, "x", &a.x, channels, n_tokens, n_batch, 1, False)

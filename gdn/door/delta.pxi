@@ -71,6 +71,8 @@ cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta
     if not (a.l2_eps >= 0 and isfinite(a.l2_eps)):
         return fail(a.message, a.message_size, GDN_ERR_VALUE, "l2_eps must be finite and not negative, got %g",
                     <double>a.l2_eps)
+    if a.n_threads < 0:
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "n_threads is %d", a.n_threads)
     if a.n_slots < 1:
         return fail(a.message, a.message_size, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", a.n_slots)
     return GDN_OK

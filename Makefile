@@ -1,0 +1,90 @@
+# `make demo` and `make test` need Python >= 3.10 with its headers, a C compiler and make; the rest goes into $(VENV).
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+EXTRAS ?= test,peers,torch
+ARGS   ?=
+PY     := $(VENV)/bin/python
+PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
+
+SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h)
+
+.PHONY: demo build test test-slow bench lint debug asm old-cpu sdist wheel clean distclean help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo       generate text with the small model that ships with the project"
+	@echo "make test       the whole suite; EXTRAS=test leaves out the peers and torch"
+	@echo "make test-slow  the full grids and sweeps"
+	@echo "make bench      times against the peers: JSON, a table of ratios, two plots"
+	@echo "make lint       ruff and cython-lint"
+	@echo "make debug      a build with bounds checks and asserts, and the suite against it"
+	@echo "make asm        look for register spills in the hot loops of every level"
+	@echo "make old-cpu    the base level under an emulated CPU without AVX (needs qemu-x86_64-static)"
+	@echo "make sdist, make wheel, make clean, make distclean"
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gdn needs Python >= 3.10, this is " + sys.version)'
+	@$(PYTHON) -c 'import ensurepip' || { echo "$(PYTHON) cannot make virtual environments: on Debian, apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	touch $@
+
+# Build tools go into the environment, so that a changed source is compiled alone.
+$(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py gdn/_version.py
+	$(PIP) $$(sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
+	$(PIP) --no-build-isolation -e '.[gguf]'
+	touch $@
+
+$(VENV)/.built: $(VENV)/.installed $(SOURCES)
+	$(PY) setup.py -q build_ext --inplace -j$(JOBS)
+	touch $@
+
+# gdn is there already, so that pip adds what the extras name and builds nothing.
+$(VENV)/.extras-%: $(VENV)/.installed
+	$(PIP) 'gdn[$*]'
+	touch $@
+
+build: $(VENV)/.built
+
+demo: build
+	OPENBLAS_NUM_THREADS=1 $(PY) examples/shakespeare/generate.py $(ARGS)
+
+test: build $(VENV)/.extras-$(EXTRAS)
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-slow: build $(VENV)/.extras-$(EXTRAS)
+	$(PY) -m pytest -m slow $(ARGS)
+
+bench: build $(VENV)/.extras-$(EXTRAS)
+	$(PY) -m benchmarks $(ARGS)
+
+lint: $(VENV)/.extras-lint
+	$(VENV)/bin/ruff check .
+	PATH=$(abspath $(VENV))/bin:$$PATH $(VENV)/bin/cython-lint gdn
+
+# A copy of the package under build/debug, so that the fast build stays what it is.
+debug: build $(VENV)/.extras-$(EXTRAS)
+	GDN_DEBUG=1 $(PY) setup.py -q build --build-base build/debug --build-lib build/debug/lib build_ext -j$(JOBS)
+	cd build/debug/lib && $(abspath $(PY)) -c 'import gdn; assert gdn.show_config("dicts")["debug"], gdn.__file__'
+	PYTHONPATH=$(abspath build/debug/lib) $(VENV)/bin/pytest -m "not slow" $(ARGS)
+
+asm: build
+	$(PY) benchmarks/asm.py $(ARGS)
+
+old-cpu: build
+	qemu-x86_64-static -cpu Nehalem $(PY) -m gdn check --quick
+
+sdist: $(VENV)/.installed
+	$(PIP) build
+	$(PY) -m build --sdist
+
+wheel: $(VENV)/.made
+	$(PY) -m pip wheel --no-deps -w dist $(PIP_FLAGS) .
+
+clean:
+	rm -rf build dist *.egg-info gdn/*.so .pytest_cache .ruff_cache .hypothesis .benchmarks $(VENV)/.built
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

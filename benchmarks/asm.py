@@ -1,0 +1,111 @@
+"""Do the hot loops keep their accumulators in registers?  Reads the machine code of every level with objdump.
+
+    python benchmarks/asm.py [--all] [MODULE.so ...]
+
+An innermost loop with at least HOT multiply-adds on whole vectors is a hot loop.  A vector stored to the stack inside
+one is a spill: exit status 1.  Reads of the stack alone (a constant or a pointer kept there) are shown, not refused.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "gdn"
+VECTOR = {"base": "xmm", "v3": "ymm", "v4": "zmm"}
+HOT = 8
+FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
+INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:#.*)?$")
+JUMP = re.compile(r"^([0-9a-f]+) <")
+MULTIPLY = re.compile(r"^v?(?:fn?m(?:add|sub)\d*ps|mulps)$")
+
+
+@dataclass
+class Loop:
+    function: str
+    start: int
+    length: int
+    multiplies: int
+    loads: int
+    stack_reads: int
+    stack_writes: int
+
+    def __str__(self):
+        name = re.sub(r"^__pyx_f_\w*?_level_(base|v3|v4)_", "", self.function)
+        return (f"{name:24} {self.start:7x} {self.length:5} instructions {self.multiplies:4} multiply-adds "
+                f"{self.loads:4} vector loads {self.stack_reads:3} stack reads {self.stack_writes:3} spills")
+
+
+def functions(module):
+    """(name, [(address, mnemonic, operands)]) of every function in a module."""
+    text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", module], check=True, capture_output=True, text=True)
+    name, body = None, []
+    for line in text.stdout.splitlines():
+        if match := FUNCTION.match(line):
+            if name:
+                yield name, body
+            name, body = match[1], []
+        elif match := INSTRUCTION.match(line):
+            body.append((int(match[1], 16), match[2], match[3]))
+    if name:
+        yield name, body
+
+
+def innermost(body):
+    """Index ranges of loops that contain no other: from the target of a jump backwards to the jump."""
+    index = {address: i for i, (address, _, _) in enumerate(body)}
+    ranges = set()
+    for i, (_, mnemonic, operands) in enumerate(body):
+        match = JUMP.match(operands) if mnemonic.startswith("j") else None
+        first = index.get(int(match[1], 16)) if match else None
+        if first is not None and first <= i:
+            ranges.add((first, i))
+    return [r for r in ranges if not any(o != r and r[0] <= o[0] and o[1] <= r[1] for o in ranges)]
+
+
+def measure(name, body, vector):
+    """The Loops of one function."""
+    framed = any(m == "mov" and o == "%rsp,%rbp" for _, m, o in body)
+    stack = re.compile(r"\(%r(?:sp|bp)\b" if framed else r"\(%rsp\b")
+    for first, last in innermost(body):
+        loop = Loop(name, body[first][0], last - first + 1, 0, 0, 0, 0)
+        for _, mnemonic, operands in body[first:last + 1]:
+            if f"%{vector}" not in operands:
+                continue
+            loop.multiplies += bool(MULTIPLY.match(mnemonic))
+            store = mnemonic.startswith(("mov", "vmov")) and operands.endswith(")")
+            if stack.search(operands):
+                loop.stack_writes += store
+                loop.stack_reads += not store
+            loop.loads += "(" in operands and not store
+        yield loop
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--all", action="store_true", help="every hot loop, not only the largest and the spilling")
+    parser.add_argument("modules", nargs="*", type=Path)
+    args = parser.parse_args()
+    modules = args.modules or sorted(PACKAGE.glob("_level_*.so"))
+    if not modules:
+        sys.exit(f"no level modules in {PACKAGE}: make build")
+    spills = 0
+    for module in modules:
+        level = re.match(r"_level_(\w+?)\.", module.name)[1]
+        loops = [loop for name, body in functions(module) for loop in measure(name, body, VECTOR[level])]
+        hot = sorted((loop for loop in loops if loop.multiplies >= HOT), key=lambda loop: -loop.multiplies)
+        if not hot:
+            sys.exit(f"{module.name}: no loop with {HOT} multiply-adds on {VECTOR[level]} registers")
+        spilling = [loop for loop in hot if loop.stack_writes]
+        spills += len(spilling)
+        print(f"{level}: {len(hot)} hot loops, {len(spilling)} of them spill")
+        for i, loop in enumerate(hot):
+            if args.all or i < 5 or loop.stack_writes:
+                print("   ", loop)
+    return 1 if spills else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
