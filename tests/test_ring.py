@@ -287,7 +287,8 @@ def test_refused_begin_changes_nothing():
     run.acquire(0, 1)
     run.step(s0=2, s1=1)
     before = run.ring.save(0), run.ring.save(1)
-    for error, ids, sizes in ((KeyError, [0, 9], [1, 1]), (ValueError, [0, 1, 0], [1, 1, 1]), (ValueError, [0, 1], [1, -1]),
+    for error, ids, sizes in ((KeyError, [0, 9], [1, 1]), (ValueError, [0, 1, 0], [1, 1, 1]),
+                              (ValueError, [0, 1], [1, -1]),
                               (ValueError, [0, 1], [1]), (ValueError, [[0]], [1]), (TypeError, [0.0], [1]),
                               (TypeError, [0], ["a"]), (ValueError, [2**64], [1]), (ValueError, [0], [2**63 - 1]),
                               (KeyError, [-1], [1])):
@@ -302,8 +303,9 @@ def test_other_refusals(one):
     one.step(s0=1)
     ring = one.ring
     for error, call in ((KeyError, lambda: ring.position(3)), (KeyError, lambda: ring.release(3)),
-                        (KeyError, lambda: ring.slot(3)), (KeyError, lambda: ring.save(3)), (KeyError, lambda: ring.reset(3)),
-                        (KeyError, lambda: ring.copy(3, 4)), (ValueError, lambda: ring.copy(0, 0)),
+                        (KeyError, lambda: ring.slot(3)), (KeyError, lambda: ring.save(3)),
+                        (KeyError, lambda: ring.reset(3)), (KeyError, lambda: ring.copy(3, 4)),
+                        (ValueError, lambda: ring.copy(0, 0)),
                         (ValueError, lambda: ring.acquire(0)), (ValueError, lambda: ring.acquire(5, 0)),
                         (IndexError, lambda: ring.acquire(5, 3)), (IndexError, lambda: ring.acquire(5, -1)),
                         (ValueError, lambda: ring.acquire(-1)), (ValueError, lambda: ring.acquire(2**63)),

@@ -104,7 +104,8 @@ class Long(RingMachine):
 
 
 def run(machine, **size):
-    run_state_machine_as_test(machine, settings=settings(deadline=None, suppress_health_check=list(HealthCheck), **size))
+    calm = settings(deadline=None, suppress_health_check=list(HealthCheck), **size)
+    run_state_machine_as_test(machine, settings=calm)
 
 
 def test_ring_against_replay():
