@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import sysconfig
 from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 
@@ -213,3 +214,17 @@ def test_an_id_table_that_lies(ring):
             assert ring.ask("position", seq_id) == 0
             assert fields(ring.buffer)[1]["seq_id"][i] == seq_id
         assert ring.position(4, byref(c_int64())) == UNKNOWN
+
+
+def test_the_embedding_page_compiles(tmp_path):
+    """The C on docs/EMBEDDING.md, in order, as one function."""
+    page = (EXAMPLES.parents[1] / "docs" / "EMBEDDING.md").read_text()
+    code = [block.split("```")[0] for block in page.split("```c\n")[1:]]
+    assert len(code) == 3
+    source = tmp_path / "page.c"
+    source.write_text('#define _GNU_SOURCE\n#include <Python.h>\n#include <sys/mman.h>\n#include "gdn.h"\n'
+                      "int page(gdn_conv_args conv, gdn_delta_net_args delta);\n"
+                      "int page(gdn_conv_args conv, gdn_delta_net_args delta)\n{\n" + "".join(code)
+                      + "return state != NULL;\n}\n")
+    subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{gdn.get_include()}",
+                    f"-I{sysconfig.get_path('include')}", source], check=True)
