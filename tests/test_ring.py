@@ -160,6 +160,17 @@ def test_rollback_moves_no_state_bytes(one):
                       for layer in range(LAYERS)]
 
 
+@pytest.mark.parametrize("n_rollback", [0, 3])
+@pytest.mark.parametrize("sizes", [[130], [65, 65], [1, 129], [129, 1], [1] * 130], ids=str)
+def test_any_split_of_a_prompt(sizes, n_rollback):
+    """Outputs of every token (checked in the step) and the last state do not restart anywhere."""
+    run = Run(n_rollback=n_rollback)
+    run.acquire(0)
+    for size in sizes:
+        run.step(s0=size)
+    run.check(0)
+
+
 def test_no_tokens_change_nothing(one):
     one.step(s0=2)
     before = one.ring.save(0)

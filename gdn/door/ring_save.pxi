@@ -157,7 +157,7 @@ cdef gdn_status ring_load(gdn_ring_header *ring, int64_t seq_id, const void *dat
         return status
     if visit(ring, seq_id, &slot) == GDN_ERR_LOST:
         change(ring)
-        mark(touch(ring, slot), GDN_MARK_FRESH, ring.n_planes, 0, 0)      # stays lost until it is whole
+        mark(touch(ring, slot), GDN_MARK_FRESH, 0, 0, 0)      # stays lost until it is whole
         done(ring)
     else:
         slot = NOWHERE
