@@ -28,7 +28,8 @@ cdef class Tensor:
 
 # A zero-copy float32 array over obj (ndarray, Tensor, buffer or DLPack object), or the error a caller should see.
 cdef ndarray as_array(object obj, str name, bint writable)
-# as_array with exactly ndim axes; a Tensor's leading unit axes are dropped.  axes names the axes in the error message.
+# as_array with exactly ndim axes; a Tensor's leading unit axes are dropped,
+# or ne[2] if that is the unit axis of three.  axes names the axes in the error message.
 cdef ndarray fit(object obj, str name, int ndim, bint writable, str axes=*)
 # The C form of an array of at most four axes.
 cdef int to_c(ndarray array, gdn_tensor *out) except -1

@@ -262,8 +262,8 @@ cdef class Tensor:
         if not 0 <= start <= stop <= self.ne[dim]:
             raise ValueError(f"slice {start}:{stop} leaves axis {dim}, which has {self.ne[dim]} elements")
         t.t.ne[<int>dim] = stop - start
-        # An empty slice has no address of its own; the start of what it was cut from is always inside.
-        place(t, <char *>self.t.data, start * self.nb[dim] if stop > start else 0)
+        # An empty Tensor has no address of its own; the start of what it was cut from is always inside.
+        place(t, <char *>self.t.data, start * self.nb[dim] if stop > start and 0 not in self.ne else 0)
         return t
 
     def cont(self):

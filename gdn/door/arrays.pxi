@@ -51,6 +51,8 @@ cdef ndarray foreign_array(object obj, str name):
 cdef ndarray fit(object obj, str name, int ndim, bint writable, str axes=""):
     cdef ndarray array = as_array(obj, name, writable)
     cdef int have = PyArray_NDIM(array), i
+    cdef int64_t shape[3]
+    cdef int64_t strides[3]
     if have == ndim:
         return array
     if isinstance(obj, Tensor) and ndim < 4:
@@ -60,6 +62,11 @@ cdef ndarray fit(object obj, str name, int ndim, bint writable, str axes=""):
         if i == 4 - ndim:
             return new_array(obj, not PyArray_ISWRITEABLE(array), GDN_TYPE_F32, PyArray_DATA(array), ndim,
                              <int64_t *>PyArray_DIMS(array) + i, <int64_t *>PyArray_STRIDES(array) + i)
+        if ndim == 3 and PyArray_DIM(array, 1) == 1:      # rows along ne[3], as a ring gives them
+            for i in range(3):
+                shape[i] = PyArray_DIM(array, i + (i > 0))
+                strides[i] = PyArray_STRIDE(array, i + (i > 0))
+            return new_array(obj, not PyArray_ISWRITEABLE(array), GDN_TYPE_F32, PyArray_DATA(array), 3, shape, strides)
     raise ValueError(f"{name} must have {ndim} {'axis' if ndim == 1 else 'axes'}{' ' + axes if axes else ''}, "
                      f"got shape {array_tuple(array, False)}")
 

@@ -8,13 +8,15 @@ cdef struct conv_call:
     size_t rows_bytes, worker_bytes
 
 
-cdef gdn_status check_conv(const gdn_conv_args *a) noexcept nogil:
+cdef gdn_status check_conv(const gdn_conv_args *a, const char *state, const char *state_out) noexcept nogil:
     cdef int64_t channels = a.x.ne[0], n_tokens = a.x.ne[1], n_batch = a.x.ne[2], width = a.weight.ne[0]
     cdef gdn_status status
     if width < 1:
         return fail(a.message, a.message_size, GDN_ERR_SHAPE, "weight: width must be at least 1, got %lld", width)
     if a.activation not in (GDN_ACT_NONE, GDN_ACT_SILU):
         return fail(a.message, a.message_size, GDN_ERR_VALUE, "activation: unknown value %d", a.activation)
+    if a.n_threads < 0 or a.reserved != 0:
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "n_threads is %d, reserved %d", a.n_threads, a.reserved)
     if a.n_slots < 1:
         return fail(a.message, a.message_size, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", a.n_slots)
     status = check_tensor(a.message, a.message_size, "x", &a.x, channels, n_tokens, n_batch, 1, False)
@@ -25,29 +27,38 @@ cdef gdn_status check_conv(const gdn_conv_args *a) noexcept nogil:
     if status == GDN_OK:
         status = check_tensor(a.message, a.message_size, "out", &a.out, channels, n_tokens, n_batch, 1, True)
     if status == GDN_OK and a.state.data != NULL:
-        status = check_tensor(a.message, a.message_size, "state", &a.state, width - 1, channels, a.state.ne[2], 1,
-                              False)
+        status = check_tensor(a.message, a.message_size, state, &a.state, width - 1, channels, a.state.ne[2],
+                              a.state.ne[3] if a.state.ne[2] == 1 else 1, False)
     if status == GDN_OK and a.state_out.data != NULL:
-        status = check_tensor(a.message, a.message_size, "state_out", &a.state_out, width - 1, channels,
-                              a.state_out.ne[2], 1, True)
+        status = check_tensor(a.message, a.message_size, state_out, &a.state_out, width - 1, channels,
+                              a.state_out.ne[2], a.state_out.ne[3] if a.state_out.ne[2] == 1 else 1, True)
     return status
 
 
-cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c) noexcept nogil:
-    """Check a call and decide how it is split and how much scratch it needs."""
+cdef gdn_tensor with_rows(const gdn_tensor *t) noexcept nogil:
+    """The tensor with its rows along ne[2], where they may be along ne[3] too."""
+    cdef gdn_tensor result = t[0]
+    if t.ne[2] == 1:
+        result.ne[2], result.nb[2], result.ne[3] = t.ne[3], t.nb[3], 1
+    return result
+
+
+cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c, const char *state,
+                          const char *state_out) noexcept nogil:
+    """Check a call and decide how it is split and how much scratch it needs; the states are called so in messages."""
     cdef gdn_status status
     cdef int64_t n_parts, unit = 4 * level.vl
     if a == NULL:
         return GDN_ERR_NULL
     if a.size != sizeof(gdn_conv_args):
         return GDN_ERR_ABI
-    status = check_conv(a)
+    status = check_conv(a, state, state_out)
     if status != GDN_OK:
         return status
     c.rows.n_seqs = a.n_seqs
     c.rows.n_slots = a.n_slots
-    c.rows.state = a.state
-    c.rows.state_out = a.state_out
+    c.rows.state = with_rows(&a.state)
+    c.rows.state_out = with_rows(&a.state_out)
     c.rows.row_axis = 2
     c.rows.slot_nb = a.slot_nb
     c.rows.rows_in = a.rows_in
@@ -66,7 +77,9 @@ cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c) noexcept nogil:
     n_parts = max(<int64_t>1, (c.job.channels + unit - 1) // unit)
     # Threads are worth their start from some tens of thousands of values on.
     c.n_workers = choose_threads(a.n_threads, min(a.n_seqs * n_parts, 1 + a.x.ne[1] * a.x.ne[2] * a.x.ne[0] // 16384))
-    c.job.n_parts = 1 if c.n_workers <= a.n_seqs else min(n_parts, (c.n_workers + a.n_seqs - 1) // max(a.n_seqs, <int64_t>1))
+    c.job.n_parts = 1
+    if 0 < a.n_seqs < c.n_workers:
+        c.job.n_parts = min(n_parts, (c.n_workers + a.n_seqs - 1) // a.n_seqs)
     c.job.part_channels = max(unit, (n_parts + c.job.n_parts - 1) // c.job.n_parts * unit)
     c.job.n_parts = max(<int64_t>1, (c.job.channels + c.job.part_channels - 1) // c.job.part_channels)
     c.n_items = a.n_seqs * c.job.n_parts
@@ -82,7 +95,7 @@ cdef size_t conv_bytes(const conv_call *c) noexcept nogil:
 
 cdef gdn_status c_causal_conv1d_scratch_size(const gdn_conv_args *a, size_t *n_bytes) noexcept nogil:
     cdef conv_call c
-    cdef gdn_status status = plan_conv(a, &c) if n_bytes != NULL else GDN_ERR_NULL
+    cdef gdn_status status = plan_conv(a, &c, "state", "state_out") if n_bytes != NULL else GDN_ERR_NULL
     if status == GDN_OK:
         n_bytes[0] = conv_bytes(&c)
     return status
@@ -90,7 +103,7 @@ cdef gdn_status c_causal_conv1d_scratch_size(const gdn_conv_args *a, size_t *n_b
 
 cdef gdn_status c_causal_conv1d(const gdn_conv_args *a) noexcept nogil:
     cdef conv_call c
-    cdef gdn_status status = plan_conv(a, &c)
+    cdef gdn_status status = plan_conv(a, &c, "state", "state_out")
     if status == GDN_OK:
         if a.scratch == NULL or a.scratch_size < conv_bytes(&c):
             return fail(a.message, a.message_size, GDN_ERR_SCRATCH, "scratch of %llu bytes is needed, got %llu",
@@ -149,23 +162,25 @@ cdef int fill_conv(gdn_conv_args *a, ConvArrays arrays, x, weight, bias, activat
     return 0
 
 
-cdef int call_conv(gdn_conv_args *a, ConvArrays x, str state_name) except -1:
+cdef int call_conv(gdn_conv_args *a, ConvArrays x, str state, str state_out) except -1:
     cdef conv_call c
     cdef char message[256]
     cdef gdn_status status
     cdef arena *scratch
+    cdef bytes state_name = state.encode(), state_out_name = state_out.encode()
+    cdef tuple inputs = (("weight", x.weight, False), ("bias", x.bias, False), ("cu_seqlens", x.cu_seqlens, False),
+                         ("rows_in", x.rows_in, False), ("rows_out", x.rows_out, False))
     message[0] = 0
     a.message = message
     a.message_size = sizeof(message)
-    status = plan_conv(a, &c)
+    status = plan_conv(a, &c, state_name, state_out_name)
     if status != GDN_OK:
         raise_status(status, message)
-    check_overlap("out", x.out, (("x", x.x, True), ("weight", x.weight, False), ("bias", x.bias, False),
-                                 ("state", x.state, False)))
+    check_overlap("out", x.out, inputs)
+    check_overlap("out", x.out, (("x", x.x, True), (state, x.state, False)))
     if x.state_out is not None:
-        check_overlap(state_name, x.state_out, (
-            ("x", x.x, False), ("weight", x.weight, False), ("bias", x.bias, False), ("state", x.state, True),
-            ("out", x.out, False)))
+        check_overlap(state_out, x.state_out, inputs)
+        check_overlap(state_out, x.state_out, (("x", x.x, False), (state, x.state, True), ("out", x.out, False)))
     scratch = arena_take(conv_bytes(&c))
     with nogil:
         run_conv(&c, scratch.data)
@@ -207,7 +222,7 @@ def causal_conv1d(x, weight, bias=None, state=None, *, activation="silu", snapsh
     arrays.state_out = state_target(
         (a.n_seqs, a.x.ne[0], max(a.weight.ne[0] - 1, <int64_t>0)), a.n_slots, arrays.state, state_out,
         snapshots is not None, &a.state_out, &a.slot_nb)
-    call_conv(&a, arrays, "state_out")
+    call_conv(&a, arrays, "state", "state_out")
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
 
 
@@ -235,5 +250,5 @@ def causal_conv1d_inplace(x, weight, bias, cache, rows_in, rows_out=None, *, act
     a.rows_in = <const int64_t *>PyArray_DATA(arrays.rows_in)
     a.rows_out = <const int64_t *>PyArray_DATA(arrays.rows_out)
     a.n_slots = 1 if arrays.rows_out.ndim == 1 else arrays.rows_out.shape[1]
-    call_conv(&a, arrays, "cache")
+    call_conv(&a, arrays, "cache", "cache")
     return arrays.out if out is None else out

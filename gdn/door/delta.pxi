@@ -10,7 +10,8 @@ cdef struct delta_call:          # a call on its way: the job, its rows, how it 
     size_t rows_bytes, worker_bytes
 
 
-cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c) noexcept nogil:
+cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c, const char *state,
+                            const char *state_out) noexcept nogil:
     """Every check of a call but its rows; fills the job's extents and options."""
     cdef gdn_delta_job *job = &c.job
     cdef gdn_status status
@@ -40,10 +41,9 @@ cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c) noexcept
     if status == GDN_OK:
         status = check_tensor(a.message, a.message_size, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
     if status == GDN_OK and a.state.data != NULL:
-        status = check_tensor(a.message, a.message_size, "state", &a.state, job.S_k, job.S_v, job.H_v, a.state.ne[3],
-                              False)
+        status = check_tensor(a.message, a.message_size, state, &a.state, job.S_k, job.S_v, job.H_v, a.state.ne[3], False)
     if status == GDN_OK and a.state_out.data != NULL:
-        status = check_tensor(a.message, a.message_size, "state_out", &a.state_out, job.S_k, job.S_v, job.H_v,
+        status = check_tensor(a.message, a.message_size, state_out, &a.state_out, job.S_k, job.S_v, job.H_v,
                               a.state_out.ne[3], True)
     return status
 
@@ -71,20 +71,23 @@ cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta
     if not (a.l2_eps >= 0 and isfinite(a.l2_eps)):
         return fail(a.message, a.message_size, GDN_ERR_VALUE, "l2_eps must be finite and not negative, got %g",
                     <double>a.l2_eps)
+    if a.n_threads < 0 or a.reserved != 0:
+        return fail(a.message, a.message_size, GDN_ERR_VALUE, "n_threads is %d, reserved %d", a.n_threads, a.reserved)
     if a.n_slots < 1:
         return fail(a.message, a.message_size, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", a.n_slots)
     return GDN_OK
 
 
-cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c) noexcept nogil:
-    """Check a call and decide how it is split and how much scratch it needs."""
+cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const char *state,
+                           const char *state_out) noexcept nogil:
+    """Check a call and decide how it is split and how much scratch it needs; the states are called so in messages."""
     cdef gdn_status status
     cdef int64_t n_items
     if a == NULL:
         return GDN_ERR_NULL
     if a.size != sizeof(gdn_delta_net_args):
         return GDN_ERR_ABI
-    status = check_delta(a, c)
+    status = check_delta(a, c, state, state_out)
     if status != GDN_OK:
         return status
     c.rows.n_seqs = a.n_seqs
@@ -128,7 +131,7 @@ cdef size_t delta_bytes(const delta_call *c) noexcept nogil:
 
 cdef gdn_status c_gated_delta_net_scratch_size(const gdn_delta_net_args *a, size_t *n_bytes) noexcept nogil:
     cdef delta_call c
-    cdef gdn_status status = plan_delta(a, &c) if n_bytes != NULL else GDN_ERR_NULL
+    cdef gdn_status status = plan_delta(a, &c, "state", "state_out") if n_bytes != NULL else GDN_ERR_NULL
     if status == GDN_OK:
         n_bytes[0] = delta_bytes(&c)
     return status
@@ -136,7 +139,7 @@ cdef gdn_status c_gated_delta_net_scratch_size(const gdn_delta_net_args *a, size
 
 cdef gdn_status c_gated_delta_net(const gdn_delta_net_args *a) noexcept nogil:
     cdef delta_call c
-    cdef gdn_status status = plan_delta(a, &c)
+    cdef gdn_status status = plan_delta(a, &c, "state", "state_out")
     if status == GDN_OK:
         if a.scratch == NULL or a.scratch_size < delta_bytes(&c):
             return fail(a.message, a.message_size, GDN_ERR_SCRATCH, "scratch of %llu bytes is needed, got %llu",
@@ -233,30 +236,33 @@ cdef ndarray gate_rows(obj, str name, const gdn_tensor *q, const gdn_tensor *v, 
     return x
 
 
-cdef int check_outputs(DeltaArrays x, str state_name) except -1:
-    """No output overlaps anything, but out may be exactly v and state_out exactly state."""
-    check_overlap("out", x.out, (("q", x.q, False), ("k", x.k, False), ("v", x.v, True), ("g", x.g, False),
-                                 ("beta", x.beta, False), ("state", x.state, False)))
+cdef int check_outputs(DeltaArrays x, str state, str state_out) except -1:
+    """No output overlaps anything, but out may be exactly v and the new state exactly the old."""
+    cdef tuple inputs = (("q", x.q, False), ("k", x.k, False), ("g", x.g, False), ("beta", x.beta, False),
+                         ("cu_seqlens", x.cu_seqlens, False), ("rows_in", x.rows_in, False),
+                         ("rows_out", x.rows_out, False))
+    check_overlap("out", x.out, inputs)
+    check_overlap("out", x.out, (("v", x.v, True), (state, x.state, False)))
     if x.state_out is not None:
-        check_overlap(state_name, x.state_out, (
-            ("q", x.q, False), ("k", x.k, False), ("v", x.v, False), ("g", x.g, False), ("beta", x.beta, False),
-            ("state", x.state, True), ("out", x.out, False)))
+        check_overlap(state_out, x.state_out, inputs)
+        check_overlap(state_out, x.state_out, (("v", x.v, False), (state, x.state, True), ("out", x.out, False)))
     return 0
 
 
-cdef int call_delta(gdn_delta_net_args *a, DeltaArrays arrays, str state_name) except -1:
+cdef int call_delta(gdn_delta_net_args *a, DeltaArrays arrays, str state, str state_out) except -1:
     """Check, then run without the GIL in scratch of the pool."""
     cdef delta_call c
     cdef char message[256]
     cdef gdn_status status
     cdef arena *scratch
+    cdef bytes state_name = state.encode(), state_out_name = state_out.encode()
     message[0] = 0
     a.message = message
     a.message_size = sizeof(message)
-    status = plan_delta(a, &c)
+    status = plan_delta(a, &c, state_name, state_out_name)
     if status != GDN_OK:
         raise_status(status, message)
-    check_outputs(arrays, state_name)
+    check_outputs(arrays, state, state_out)
     scratch = arena_take(delta_bytes(&c))
     with nogil:
         run_delta(&c, scratch.data)
@@ -314,7 +320,7 @@ def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, 
     arrays.state_out = state_target(
         (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]), a.n_slots, arrays.state, state_out, snapshots is not None,
         &a.state_out, &a.slot_nb)
-    call_delta(&a, arrays, "state_out")
+    call_delta(&a, arrays, "state", "state_out")
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
 
 
@@ -348,5 +354,5 @@ def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, 
     a.rows_in = <const int64_t *>PyArray_DATA(arrays.rows_in)
     a.rows_out = <const int64_t *>PyArray_DATA(arrays.rows_out)
     a.n_slots = 1 if arrays.rows_out.ndim == 1 else arrays.rows_out.shape[1]
-    call_delta(&a, arrays, "cache")
+    call_delta(&a, arrays, "cache", "cache")
     return arrays.out if out is None else out

@@ -9,7 +9,7 @@ cdef extern from *:
     """
     gdn_status fail "gdn_fail"(char *message, size_t size, gdn_status status, const char *format, ...) noexcept nogil
 
-cdef const char *STATUS_STRINGS[16]
+cdef const char *STATUS_STRINGS[17]
 STATUS_STRINGS[:] = [
     b"ok", b"a required pointer is NULL", b"a tensor is not float32", b"extents disagree or are negative",
     b"a stride or address is no multiple of 4, or an output is broadcast",
@@ -17,11 +17,12 @@ STATUS_STRINGS[:] = [
     b"scratch is too small", b"a struct's size is unknown to this library", b"the ring has no free slot",
     b"unknown sequence", b"the sequence's state was lost in a step that never committed",
     b"already acquired, or already in a step", b"rollback deeper than the planes hold",
-    b"bytes are no ring, truncated, of another abi or shape, or fail their checksum", b"unknown status"]
+    b"bytes are no ring, truncated, of another abi or shape, or fail their checksum",
+    b"a living process holds the ring's lock and does not let go", b"unknown status"]
 
 
 cdef const char *c_status_string(gdn_status status) noexcept nogil:
-    return STATUS_STRINGS[<int>status if 0 <= <int>status < 15 else 15]
+    return STATUS_STRINGS[<int>status if 0 <= <int>status < 16 else 16]
 
 
 cdef int raise_status(gdn_status status, const char *message) except -1:

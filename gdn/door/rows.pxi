@@ -39,6 +39,8 @@ cdef gdn_status rows_check(const row_call *r, char *message, size_t size) noexce
     cdef int64_t i, j, row
     if status != GDN_OK:
         return status
+    if r.n_slots > (<int64_t>1 << 40) // max(r.n_seqs, <int64_t>1):                    # their product is a size
+        return fail(message, size, GDN_ERR_VALUE, "%lld sequences cannot keep %lld slots each", r.n_seqs, r.n_slots)
     if r.state.data != NULL and r.rows_in == NULL and n_in < r.n_seqs:
         return fail(message, size, GDN_ERR_SHAPE, "state has %lld rows, the call has %lld sequences", n_in, r.n_seqs)
     if r.rows_in != NULL and r.state.data != NULL:
@@ -176,18 +178,23 @@ cdef void stage(const row_call *r, float *target, const char *row) noexcept nogi
 
 # ---- Python arguments ------------------------------------------------------------------------------------------
 
-cdef ndarray integers(obj, str name):
+cdef ndarray integers(obj, str name, error):
     """An int64 contiguous array of integers, the object's own memory where that is one already."""
     cdef ndarray x = obj if type(obj) is ndarray else np.asarray(obj)
-    if x.descr.kind not in (105, 117):             # 'i', 'u'
-        if x.size > 0 or x.ndim == 0:
-            raise TypeError(f"{name} must hold integers, got {(<object>x).dtype}")
+    if x.ndim == 0:
+        raise (ValueError if (<object>x).dtype.kind in "iu" else TypeError)(f"{name} must be an array, got {obj!r}")
+    if PyArray_TYPE(x) == NPY_INT64 and PyArray_IS_C_CONTIGUOUS(x):
+        return x
+    if (<object>x).dtype.kind not in "iu" and x.size > 0:
+        raise TypeError(f"{name} must hold integers, got {(<object>x).dtype}")
+    if (<object>x).dtype == np.uint64 and x.size > 0 and (<object>x).max() > 2**63 - 1:
+        raise error(f"{name}: {(<object>x).max()} is beyond int64")
     return np.ascontiguousarray(x, np.int64)
 
 
 cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):
     """rows_in (n_seqs,), or rows_out (n_seqs,) or (n_seqs, K)."""
-    cdef ndarray x = integers(obj, name)
+    cdef ndarray x = integers(obj, name, IndexError)
     if not 1 <= x.ndim <= max_ndim or x.shape[0] != n_seqs:
         raise ValueError(f"{name} must have shape ({n_seqs},){' or (%d, K)' % n_seqs if max_ndim == 2 else ''}, "
                          f"got {(<object>x).shape}")
@@ -197,7 +204,7 @@ cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):
 
 
 cdef ndarray cu_seqlens_argument(obj):
-    cdef ndarray x = integers(obj, "cu_seqlens")
+    cdef ndarray x = integers(obj, "cu_seqlens", ValueError)
     if x.ndim != 1 or x.shape[0] < 1:
         raise ValueError(f"cu_seqlens must have shape (n_seqs + 1,), got {(<object>x).shape}")
     return x

@@ -47,7 +47,8 @@ typedef enum gdn_status {
     GDN_ERR_LOST      = 11, /* ring: the sequence's state was lost in a step that never committed */
     GDN_ERR_BUSY      = 12, /* ring: already acquired, or already in a step */
     GDN_ERR_ROLLBACK  = 13, /* ring: rollback deeper than the planes hold */
-    GDN_ERR_DAMAGED   = 14  /* ring: bytes are no ring, truncated, of another abi or shape, or fail their checksum */
+    GDN_ERR_DAMAGED   = 14, /* ring: bytes are no ring, truncated, of another abi or shape, or fail their checksum */
+    GDN_ERR_LOCKED    = 15  /* ring: a living process holds the lock and does not let go */
 } gdn_status;
 
 /* Storage types; the numbers are ggml's. */
@@ -130,7 +131,8 @@ typedef struct gdn_delta_net_args {
  *   x, out     ne = channels, n_tokens, n_seqs       out may be exactly x
  *   weight     ne = width, channels                  width >= 1
  *   bias       ne = channels, or data NULL
- *   state      ne = width-1, channels, rows          oldest input first; data NULL starts from zeros
+ *   state      ne = width-1, channels, rows          oldest input first; data NULL starts from zeros;
+ *              or width-1, channels, 1, rows, as a ring gives it
  *   state_out  as state; may be exactly `state`; data NULL keeps none
  * n_seqs .. cu_seqlens and the row rules are those of gdn_delta_net_args. */
 enum { GDN_ACT_NONE = 0, GDN_ACT_SILU = 1, GDN_ACT_SIGMOID = 2 };
@@ -155,7 +157,152 @@ typedef struct gdn_conv_args {
 
 enum { GDN_L2_FORM_SUM = 0, GDN_L2_FORM_MAX = 1 };
 
-struct gdn_ring_header;         /* the state ring, below */
+/* ---------------------------------------------------------------------------------------------------------------
+ * The state ring: one flat buffer, from anywhere, that holds the recurrent and convolution states of n_slots sequences.
+ *
+ * Every slot has n_planes planes and a head.  A step writes each token's state to the next plane; rolling back n tokens
+ * moves the head back n planes.  State row of a slot's plane: row = plane * n_slots + slot, the same for every layer
+ * and for both kinds of state.  All functions take the buffer itself as their first argument.
+ *
+ * The buffer is a gdn_ring_header, then tables and rows at the byte offsets (from the buffer's start) it names:
+ *
+ *     offset  size  gdn_ring_header
+ *          0     8  magic           "GDNRING", NUL
+ *          8     4  abi             GDN_RING_ABI
+ *         12     4  header_size     256
+ *         16     4  n_slots         sequences the ring has room for
+ *         20     4  n_rollback      tokens that can be taken back
+ *         24     4  n_planes        n_rollback + 1 + spare
+ *         28     4  n_layers
+ *         32     4  H_v
+ *         36     4  S_k
+ *         40     4  S_v
+ *         44     4  conv_channels   0: no convolution state
+ *         48     4  conv_width      a row keeps the last conv_width - 1 inputs
+ *         52     4  n_hints         extent of the id table, a power of two
+ *         56     8  nbytes          of the whole buffer
+ *         64     8  n_embd_s        floats of a recurrent row: S_k * S_v * H_v, [H_v][S_v][S_k], key index contiguous
+ *         72     8  n_embd_r        floats of a convolution row: [conv_channels][conv_width - 1], oldest first
+ *         80     8  slots_offset    gdn_ring_slot[n_slots]
+ *         88     8  journal_offset  gdn_ring_entry[n_slots]: records as they were before the change under way
+ *         96     8  hints_offset    int32[n_hints]: where a sequence id was last seen
+ *        104     8  ssm_offset      recurrent row 0 of layer 0
+ *        112     8  ssm_row_nb      bytes from a recurrent row to the next
+ *        120     8  conv_offset     convolution row 0 of layer 0
+ *        128     8  conv_row_nb     bytes from a convolution row to the next
+ *        136     8  layer_nb        bytes from a layer's rows to the next layer's
+ *        144     4  checksum        crc32 of the 144 bytes before it
+ *        148    44  reserved        0
+ *        192     4  lock            0, or who holds it
+ *        196     4  sequence        odd while slot records change
+ *        200     4  n_journal       entries that undo the change under way
+ *        204     4  last_step       id of the last step begun
+ *        208    48  reserved_state  0
+ *
+ *     offset  size  gdn_ring_slot
+ *          0     8  seq_id          -1: no sequence
+ *          8     8  position        tokens the state has seen
+ *         16     4  state           GDN_SLOT_*
+ *         20     4  head            plane of the committed state
+ *         24     4  valid           planes behind the head that hold the states before it; as many tokens,
+ *                                     but at most n_rollback, can be taken back
+ *         28     4  mark            GDN_MARK_*: who else may touch the slot now
+ *         32     4  step            id of the step that marked it
+ *         36     4  next            next slot of that step, -1 at its end
+ *         40     4  owner           process id of who marked it
+ *         44     4  touched         planes that may have been written since
+ *         48     8  owner_start     when that process started, so that a process id used again is not mistaken for it
+ *         56     8  n_tokens        of that step
+ *
+ *     offset  size  gdn_ring_entry
+ *          0     4  slot            whose record
+ *          4     4  reserved        0
+ *          8    64  old             the gdn_ring_slot that it was
+ *
+ * The buffer needs 4-byte alignment and is read by its own offsets alone, so it may lie at another address in every
+ * process.  Rows start on 64-byte addresses of the process that created it if the address modulo 64 is kept.
+ *
+ * Reading without these functions: remember `sequence` (acquire) until it is even, read slot records, and read
+ * `sequence` again: equal means that what was read is one committed state of all slots.  A row of a committed plane
+ * stays as it is until its sequence's next step begins (spare >= 1: until the second next).
+ *
+ * Steps.  ring_begin marks the sequences and says which rows the in-place calls read and write; ring_commit publishes
+ * all of them at once.  ring_abort, or the death of the owning process (found when the sequence is next used, and by
+ * ring_attach), leaves every sequence as it was; only if the step may have written the committed plane itself
+ * (spare == 0 and more than n_rollback tokens) it is GDN_ERR_LOST from then on, until reset, loaded or released.
+ * Planes that an aborted step wrote are gone: ring_max_rollback says what is left.
+ *
+ * Thread safety: every ring function may be called from any thread of any process on the same ring; a lock in the
+ * buffer, taken over from holders that died, orders them.  A sequence that one caller has in a step, or is copying,
+ * saving, loading or resetting, is GDN_ERR_BUSY for others.  Processes must see each other's process ids.  The lock is
+ * held for no longer than it takes to change slot records; waiting 10 s for a living holder (stopped, or forked while
+ * another thread held it) gives GDN_ERR_LOCKED.
+ * A refused call changes nothing. */
+#define GDN_RING_ABI 1u
+
+enum { GDN_SLOT_FREE = 0, GDN_SLOT_LIVE = 1, GDN_SLOT_LOST = 2, GDN_SLOT_FILLING = 3 };
+enum {
+    GDN_MARK_NONE = 0,
+    GDN_MARK_STEP = 1,  /* a step that continues the sequence */
+    GDN_MARK_FRESH = 2, /* a step or reset that starts it afresh */
+    GDN_MARK_FILL = 3,  /* a new sequence is being written */
+    GDN_MARK_READ = 4   /* being copied or saved */
+};
+
+#pragma pack(push, 4)
+typedef struct gdn_ring_header {
+    char     magic[8];
+    uint32_t abi, header_size;
+    int32_t  n_slots, n_rollback, n_planes, n_layers, H_v, S_k, S_v, conv_channels, conv_width, n_hints;
+    int64_t  nbytes, n_embd_s, n_embd_r;
+    int64_t  slots_offset, journal_offset, hints_offset;
+    int64_t  ssm_offset, ssm_row_nb, conv_offset, conv_row_nb, layer_nb;
+    uint32_t checksum, reserved[11];
+    uint32_t lock, sequence, n_journal, last_step;
+    uint32_t reserved_state[12];
+} gdn_ring_header;
+
+typedef struct gdn_ring_slot {
+    int64_t  seq_id, position;
+    int32_t  state, head, valid, mark;
+    uint32_t step;
+    int32_t  next;
+    uint32_t owner;
+    int32_t  touched;
+    uint64_t owner_start;
+    int64_t  n_tokens;
+} gdn_ring_slot;
+
+typedef struct gdn_ring_entry {
+    int32_t  slot, reserved;
+    gdn_ring_slot old;
+} gdn_ring_entry;
+#pragma pack(pop)
+
+/* What ring_size and ring_init make a ring of.  n_planes = n_rollback + 1 + spare. */
+typedef struct gdn_ring_params {
+    uint32_t size;              /* sizeof(gdn_ring_params) */
+    int32_t  n_slots, n_rollback, n_layers, H_v, S_k, S_v;
+    int32_t  conv_channels, conv_width;     /* 0 and 1 without convolution */
+    int32_t  spare;             /* 0, or more; -1 = 1 if n_rollback > 0, else 0 */
+} gdn_ring_params;
+
+/* A step over n_seqs different sequences.  The caller fills the first part, ring_begin the second; arrays are the
+ * caller's and are not looked at after ring_begin. */
+typedef struct gdn_ring_step {
+    uint32_t size;              /* sizeof(gdn_ring_step) */
+    uint32_t step;              /* out: this step's id; 0 when it is over */
+    int64_t  n_seqs;
+    int64_t  n_columns;         /* K, the columns of rows_out: at least min(most tokens, n_rollback + 1), and 1 */
+    const int64_t *seq_ids;     /* n_seqs */
+    const int64_t *n_tokens;    /* n_seqs, each >= 0 */
+    const int64_t *positions;   /* NULL, or n_seqs: -1 = continue, 0 = start afresh, else the position it must be at */
+    int64_t *rows_in;           /* out, n_seqs: the row that holds the state; -1 = zeros (started afresh) */
+    int64_t *rows_out;          /* out, n_seqs * n_columns: row of the state s tokens before the end; -1 = none */
+    int64_t  failed;            /* out: which entry a refused ring_begin is about, or -1 */
+    int32_t  first;             /* out: slot of the first sequence */
+    int32_t  reserved;
+} gdn_ring_step;
 
 /* The function table.  Members are only ever appended; `size` says how many a library has. */
 typedef struct gdn_api {
@@ -180,6 +327,42 @@ typedef struct gdn_api {
     gdn_status (*solve_tri)(const gdn_tensor *a, const gdn_tensor *b, int32_t lower, int32_t unit,
                             const gdn_tensor *out, int32_t n_threads);
     const char *(*status_string)(gdn_status status);
+
+    /* Bytes a buffer needs, up to 60 of padding included.  GDN_ERR_VALUE: extents below 1 (conv_channels, spare,
+     * n_rollback: below 0) or a ring over 2^63 bytes. */
+    gdn_status (*ring_size)(const gdn_ring_params *params, size_t *bytes);
+    /* Make the buffer an empty ring.  Nobody else may use it meanwhile.  Rows are not written. */
+    gdn_status (*ring_init)(const gdn_ring_params *params, void *buffer, size_t bytes);
+    /* Check that the buffer holds a ring, and resolve what dead processes left.  Every process calls it once before
+     * anything else; the header is trusted from then on.  GDN_ERR_DAMAGED; GDN_ERR_STRIDE: no multiple of 4. */
+    gdn_status (*ring_attach)(void *buffer, size_t bytes);
+    /* Give a slot (*slot >= 0: that one, -1: any) to a new sequence, zero state, position 0.  seq_id -1 is reserved.
+     * GDN_ERR_FULL; GDN_ERR_BUSY: the sequence is there already or the slot taken; GDN_ERR_ROW: no such slot. */
+    gdn_status (*ring_acquire)(gdn_ring_header *ring, int64_t seq_id, int64_t *slot);
+    gdn_status (*ring_release)(gdn_ring_header *ring, int64_t seq_id);
+    /* GDN_ERR_UNKNOWN, _LOST, _BUSY (also: named twice), _VALUE (n_tokens < 0, another position): see step->failed.
+     * GDN_ERR_SHAPE: too few columns. */
+    gdn_status (*ring_begin)(gdn_ring_header *ring, gdn_ring_step *step);
+    /* By the process that began the step, on any thread.  GDN_ERR_VALUE: the step is over, or another process's. */
+    gdn_status (*ring_commit)(gdn_ring_header *ring, gdn_ring_step *step);
+    gdn_status (*ring_abort)(gdn_ring_header *ring, gdn_ring_step *step);
+    /* Take back n tokens.  Moves no state.  GDN_ERR_ROLLBACK: more than ring_max_rollback; GDN_ERR_VALUE: n < 0. */
+    gdn_status (*ring_rollback)(gdn_ring_header *ring, int64_t seq_id, int64_t n);
+    gdn_status (*ring_reset)(gdn_ring_header *ring, int64_t seq_id);          /* zero state, position 0, nothing to roll back */
+    gdn_status (*ring_copy)(gdn_ring_header *ring, int64_t src, int64_t dst); /* acquire dst as an independent copy of src */
+    gdn_status (*ring_position)(gdn_ring_header *ring, int64_t seq_id, int64_t *position);
+    gdn_status (*ring_max_rollback)(gdn_ring_header *ring, int64_t seq_id, int64_t *n);
+    /* A sequence as bytes: what ring_load on any ring of the same layer extents takes.  *bytes is what was written;
+     * GDN_ERR_SCRATCH: `size` is too small (the sequence may have gained depth since ring_save_size). */
+    gdn_status (*ring_save_size)(gdn_ring_header *ring, int64_t seq_id, size_t *bytes);
+    gdn_status (*ring_save)(gdn_ring_header *ring, int64_t seq_id, void *data, size_t size, size_t *bytes);
+    /* Acquire seq_id (or repair it, if lost) with what was saved.  GDN_ERR_DAMAGED: no such bytes, or other extents,
+     * or more depth than n_rollback. */
+    gdn_status (*ring_load)(gdn_ring_header *ring, int64_t seq_id, const void *data, size_t size);
+    /* A layer's rows.  conv: ne = conv_width-1, conv_channels, 1, rows; ssm: ne = S_k, S_v, H_v, rows.
+     * GDN_ERR_ROW: no such layer. */
+    gdn_status (*ring_conv)(gdn_ring_header *ring, int64_t layer, gdn_tensor *rows);
+    gdn_status (*ring_ssm)(gdn_ring_header *ring, int64_t layer, gdn_tensor *rows);
 } gdn_api;
 
 /* Whether a fetched table is one this header describes. */

@@ -20,7 +20,7 @@ cdef struct token:               # prepared once per token and value head; [ld] 
 
 
 cdef enum:
-    AHEAD = 4                    # groups of rows between use and prefetch
+    AHEAD = 8                    # groups of rows between use and prefetch
 
 
 cdef inline void rows_dots(const token *t, vf *dots_k, vf *dots_q, int64_t S_k, const char *src, int64_t src_nb,
@@ -39,7 +39,7 @@ cdef inline void rows_dots(const token *t, vf *dots_k, vf *dots_q, int64_t S_k, 
         qd = v_load(t.qd + c)
         for m in range(n):
             v_prefetch(<const float *>(src + (m + AHEAD * VL // 2) * src_nb) + c, VL)
-            s = v_load(<const float *>(src + m * src_nb) + c)
+            s = v_load_once(<const float *>(src + m * src_nb) + c)
             acc_k[m] += kd * s
             acc_q[m] += qd * s
     for m in range(n):
@@ -50,15 +50,18 @@ cdef inline void rows_dots(const token *t, vf *dots_k, vf *dots_q, int64_t S_k, 
 cdef inline void rows_update(const token *t, const vf *d, int64_t S_k, char *dst, int64_t dst_nb, const char *src,
                              int64_t src_nb, const int n) noexcept nogil:
     """S <- decay S + k d^T on n <= QUAD rows."""
+    cdef const float *t_k = t.k              # held: a store to the state could change t, for all C knows
+    cdef const float *t_hi = t.hi
+    cdef const float *t_lo = t.lo
     cdef vf hi, lo, k, s
     cdef int64_t c
     cdef int m
     for c from 0 <= c < S_k by VL:
-        k = v_load(t.k + c)
-        hi = v_load(t.hi + c)
-        lo = v_load(t.lo + c)
+        k = v_load(t_k + c)
+        hi = v_load(t_hi + c)
+        lo = v_load(t_lo + c)
         for m in range(n):
-            s = v_load(<const float *>(src + m * src_nb) + c)
+            s = v_load_once(<const float *>(src + m * src_nb) + c)
             v_store(<float *>(dst + m * dst_nb) + c, s * hi + (s * lo + k * d[m]))
 
 
@@ -87,31 +90,35 @@ cdef inline void rows_step(const token *t, int64_t S_k, char *dst, int64_t dst_n
 cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src,
                               int64_t src_nb, const char *next_src, int64_t j0, const int n) noexcept nogil:
     """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels).
-    The second pass finds its rows in cache and fetches those of next_src, the state that comes after, meanwhile."""
+    Both passes fetch half of next_src, the state that comes after, so that memory is busy all the time."""
     cdef vf acc_k[NC]
     cdef vf acc_q[NC]
     cdef vf s
     cdef float kd, qd, hi, lo, k
+    cdef const float *t_k = t.k
+    cdef const float *t_hi = t.hi
+    cdef const float *t_lo = t.lo
     cdef int64_t c
     cdef int j
     for j in range(n):
         acc_k[j] = v_set(0)
         acc_q[j] = v_set(0)
     for c in range(S_k):
+        v_prefetch(<const float *>(next_src + c * src_nb) + j0, n * VL // 2)
         kd = t.kd[c]
         qd = t.qd[c]
         for j in range(n):
-            s = v_load(<const float *>(src + c * src_nb) + j0 + j * VL)
+            s = v_load_once(<const float *>(src + c * src_nb) + j0 + j * VL)
             acc_k[j] += kd * s
             acc_q[j] += qd * s
     for j in range(n):
         acc_k[j] = t.beta * (v_load(t.v + j0 + j * VL) - acc_k[j])
         v_store(t.out + j0 + j * VL, t.scale * (acc_q[j] + t.kq * acc_k[j]))
     for c in range(S_k):
-        v_prefetch(<const float *>(next_src + c * src_nb) + j0, n * VL)
-        hi = t.hi[c]
-        lo = t.lo[c]
-        k = t.k[c]
+        v_prefetch(<const float *>(next_src + c * src_nb) + j0 + n * VL // 2, n * VL // 2)
+        hi = t_hi[c]
+        lo = t_lo[c]
+        k = t_k[c]
         for j in range(n):
-            s = v_load(<const float *>(src + c * src_nb) + j0 + j * VL)
+            s = v_load_once(<const float *>(src + c * src_nb) + j0 + j * VL)
             v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, s * hi + (s * lo + k * acc_k[j]))

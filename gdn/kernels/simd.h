@@ -34,11 +34,26 @@ enum { PAIR_LD = 32, PAIR_NV = PAIR_LD / VL };
 #define GDN_VECTOR_BYTES 16
 #endif
 
+/* Arrays of vectors become registers only if the loops over them are gone. */
+#define GDN_UNROLL _Pragma("GCC unroll 16")
+
 /* aligned(4), may_alias: any float address may be read as a vector. */
 typedef float   vf __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(4), may_alias));
 
 static inline vf   v_load(const float *p)            { return *(const vf *)p; }
+/* A load into a register, for values used more than once: GCC would rather load again as an operand of every use,
+ * and 64-byte loads are what a step on a state runs out of first. */
+static inline vf   v_load_once(const float *p)
+{
+    vf x = *(const vf *)p;
+#if defined(__x86_64__) && defined(__AVX512F__)
+    __asm__("" : "+v"(x));
+#elif defined(__x86_64__)
+    __asm__("" : "+x"(x));
+#endif
+    return x;
+}
 static inline void v_store(float *p, vf x)           { *(vf *)p = x; }
 static inline vf   v_set(float s)                    { return s - (vf){0}; }
 static inline vf   v_select(vi mask, vf a, vf b)     { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
@@ -147,7 +162,7 @@ static inline vf v_mul_zero(vf a, vf b)
 static inline vf v_softplus(vf x)
 {
     vf t = v_exp(v_select(x > 0.0f, -x, x));
-    vf s = t / (2.0f + t), s2 = s * s;
+    vf twice = t / (1.0f + 0.5f * t), s2 = 0.25f * twice * twice;    /* 2 s: halving would lose a subnormal's last bit */
     vf p = v_set(1.0f / 15);
     p = p * s2 + 1.0f / 13;
     p = p * s2 + 1.0f / 11;
@@ -155,7 +170,7 @@ static inline vf v_softplus(vf x)
     p = p * s2 + 1.0f / 7;
     p = p * s2 + 1.0f / 5;
     p = p * s2 + 1.0f / 3;
-    p = 2.0f * s + (2.0f * s) * (s2 * p);
+    p = twice + twice * (s2 * p);
     return v_select(x > 0.0f, x + p, p);
 }
 
@@ -183,11 +198,14 @@ static inline vf v_interleave_hi(vf a, vf b) { return V_SHUFFLE(a, b, V_HI); }
 static inline void v_transpose(vf x[VL])
 {
     vf y[VL];
+    GDN_UNROLL
     for (int n = VL; n > 1; n /= 2) {
+        GDN_UNROLL
         for (int i = 0; i < VL / 2; i++) {
             y[2 * i]     = v_interleave_lo(x[i], x[i + VL / 2]);
             y[2 * i + 1] = v_interleave_hi(x[i], x[i + VL / 2]);
         }
+        GDN_UNROLL
         for (int i = 0; i < VL; i++) x[i] = y[i];
     }
 }
@@ -195,7 +213,9 @@ static inline void v_transpose(vf x[VL])
 /* Lane i of the result is the sum of the lanes of x[i]: adding while transposing, about 3 operations a sum. */
 static inline vf v_sums(vf x[VL])
 {
+    GDN_UNROLL
     for (int n = VL / 2; n > 0; n /= 2)
+        GDN_UNROLL
         for (int i = 0; i < n; i++)
             x[i] = v_interleave_lo(x[i], x[i + n]) + v_interleave_hi(x[i], x[i + n]);
     return x[0];

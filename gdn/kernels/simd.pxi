@@ -12,6 +12,7 @@ cdef extern from "simd.h" nogil:
         PAIR_LD
         PAIR_NV
     vf v_load(const float *p)
+    vf v_load_once(const float *p)
     void v_store(float *p, vf x)
     vf v_set(float s)
     vf v_load_head(const float *p, int64_t n)

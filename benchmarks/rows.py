@@ -1,0 +1,339 @@
+"""The rows of the target table: what each ratio is of, what is wanted, and how it is measured.
+
+A row's function runs in a process of its own (BLAS pinned to one thread, GDN_LEVEL as the row says), checks the answer,
+times, and returns (value, details).  ``python -m benchmarks.rows NAME`` does just that and prints JSON.
+"""
+
+import json
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+import gdn
+from benchmarks import allocations, ours, peers
+from benchmarks.check import check_call, check_conv, check_result
+from benchmarks.pairs import best_of, compare, repeats, sample
+from benchmarks.remote import Remote
+from benchmarks.shapes import KIMI, QWEN, Shape, aligned, conv_inputs, inputs
+
+ROWS = {}
+
+
+@dataclass
+class Row:
+    name: str
+    what: str
+    target: float
+    stretch: float | None
+    at_least: bool          # larger is better
+    unit: str
+    level: str | None       # GDN_LEVEL of the row's process; None = the machine's best
+    measure: object
+
+    def verdict(self, value):
+        def met(bound):
+            return bound is not None and (value >= bound if self.at_least else value <= bound)
+        return "stretch" if met(self.stretch) else "pass" if met(self.target) else "MISS"
+
+
+def row(name, what, *, target, stretch=None, at_least, unit="x", level=None):
+    def register(measure):
+        ROWS[name] = Row(name, what, target, stretch, at_least, unit, level, measure)
+        return measure
+    return register
+
+
+def times(p, **more):
+    """A comparison's parts, in microseconds, as details of a row."""
+    return {"a_us": round(p.a * 1e6, 2), "b_us": round(p.b * 1e6, 2), "pairs": p.n, **more}
+
+
+# Against numpy -------------------------------------------------------------------------------------------------------
+
+GEMM = 1024
+GEMM_FLOPS = 2.0 * GEMM**3
+
+
+def sgemm_of(flops):
+    """A float32 product of about so many flops on the BLAS that numpy brings, (m, 1024) by (1024, 1024)."""
+    rng = np.random.default_rng(0)
+    m = max(1, round(flops / (2 * GEMM * GEMM)))
+    a, b, c = aligned((m, GEMM)), aligned((GEMM, GEMM)), aligned((m, GEMM))
+    rng.standard_normal(out=a, dtype=np.float32)
+    rng.standard_normal(out=b, dtype=np.float32)
+    return lambda: np.matmul(a, b, out=c)
+
+
+def over_sgemm(call, flops):
+    p = compare(call, sgemm_of(GEMM_FLOPS))
+    return flops / GEMM_FLOPS / p.ratio, times(p, gflops=round(flops / p.a / 1e9, 1),
+                                               sgemm_gflops=round(GEMM_FLOPS / p.b / 1e9, 1))
+
+
+@row("prefill", "GDN prefill, 2048 tokens: rate over numpy sgemm", target=0.62, stretch=0.75, at_least=True)
+def _():
+    check_call(QWEN, 2048)
+    return over_sgemm(ours.prefill(QWEN, 2048), QWEN.flops(2048))
+
+
+@row("prefill-64", "GDN prefill, 64 tokens, cold: rate over numpy sgemm", target=0.45, stretch=0.6, at_least=True)
+def _():
+    check_call(QWEN, 64)
+    return over_sgemm(ours.prefill_cold(QWEN, 64), QWEN.flops(64) * ours.LAYERS)
+
+
+@row("v3-v4", "GDN prefill, 2048 tokens: time at level v3 over level v4", target=2.1, stretch=1.9, at_least=False)
+def _():
+    with Remote("v3", "prefill", QWEN.name, 2048) as v3, Remote("v4", "prefill", QWEN.name, 2048) as v4:
+        p = compare(v3, v4, least_pairs=9)
+    return p.ratio, times(p)
+
+
+@row("kda-gdn", "KDA prefill, 512 tokens, H=32: time over GDN's", target=1.35, stretch=1.15, at_least=False)
+def _():
+    gdn_shape = Shape("gdn of the same heads", KIMI.H_k, KIMI.H_v, KIMI.S_k, KIMI.S_v)
+    check_call(KIMI, 512)
+    p = compare(ours.prefill(KIMI, 512), ours.prefill(gdn_shape, 512))
+    return p.ratio, times(p, kda_gflops=round(KIMI.flops(512) / p.a / 1e9, 1))
+
+
+def in_place_pass(states, n_threads):
+    """x *= a over the same bytes, every thread one call on its share of the layers (a = 1 keeps the numbers)."""
+    a = np.float32(1)
+    parts = np.array_split(states.reshape(-1), n_threads)
+    if n_threads == 1:
+        return lambda: np.multiply(parts[0], a, out=parts[0])
+    pool = ThreadPoolExecutor(n_threads)
+    return lambda: list(pool.map(lambda x: np.multiply(x, a, out=x), parts))
+
+
+def decode_over_pass(n_threads):
+    check_call(QWEN, 1, n_threads=n_threads)
+    states = ours.layer_states(QWEN)
+    p = best_of(2 * n_threads - 1, ours.decode(QWEN, states, n_threads=n_threads), in_place_pass(states, n_threads))
+    gigabytes = 2 * states.nbytes / 1e9
+    return p.ratio, times(p, gb_s=round(gigabytes / p.a, 1), pass_gb_s=round(gigabytes / p.b, 1))
+
+
+@row("decode", "decode, 24 layers in place (48 MiB): time over x *= a", target=1.25, stretch=1.1, at_least=False)
+def _():
+    return decode_over_pass(1)
+
+
+@row("decode-2", "the same with two threads each", target=1.25, stretch=1.1, at_least=False)
+def _():
+    return decode_over_pass(2)
+
+
+# Against itself ------------------------------------------------------------------------------------------------------
+
+def verify(n_layers):
+    states = ours.layer_states(QWEN, n_rows=4, n_layers=n_layers)
+    one, four = (ours.decode(QWEN, states, n_tokens=4, n_slots=n) for n in (1, 4))
+    p = compare(four, one)
+    return p.ratio, times(p, layers=n_layers)
+
+
+@row("verify", "a verify step of 4 tokens keeping 4 snapshots: time over keeping one", target=2.2, stretch=1.6,
+     at_least=False)
+def _():
+    check_call(QWEN, 4, snapshots=4)
+    return verify(1)
+
+
+@row("verify-24", "the same through 24 layers (192 MiB of snapshots)", target=2.2, stretch=1.6, at_least=False)
+def _():
+    return verify(ours.LAYERS)
+
+
+@row("threads-prefill", "prefill, 2048 tokens: two threads over one", target=1.8, stretch=1.95, at_least=True)
+def _():
+    two, one = (ours.prefill(QWEN, 2048, n_threads=n) for n in (2, 1))
+    p = best_of(3, two, one, budget=6)
+    return 1 / p.ratio, times(p)
+
+
+@row("threads-decode", "decode, 24 layers: two threads over one", target=1.8, stretch=1.95, at_least=True)
+def _():
+    states = ours.layer_states(QWEN)
+    two, one = (ours.decode(QWEN, states, n_threads=n) for n in (2, 1))
+    p = best_of(3, two, one, budget=6)
+    return 1 / p.ratio, times(p)
+
+
+@row("overhead", "call from Python: H=1, S=16, one token, out and state given", target=6, stretch=3,
+     at_least=False, unit="us")
+def _():
+    call = ours.tiny()
+    n = repeats(call)
+    samples = [sample(call, n) for _ in range(100)]
+    return statistics.median(samples) * 1e6, {"best_us": round(min(samples) * 1e6, 2)}
+
+
+@row("subnormal", "gates of -88..-100 over gates of -0.05, prefill and decode, the worse", target=1.1,
+     at_least=False)
+def _():
+    results = {}
+    for name, n_tokens, mode in (("prefill", 256, "chunked"), ("decode", 16, "recurrent")):
+        hard, easy = (ours.prefill(QWEN, n_tokens, mode=mode, data=inputs(QWEN, n_tokens, g=g))
+                      for g in ((-100, -88), (-0.05, -0.05)))
+        results[name] = compare(hard, easy, budget=2).ratio
+    return max(results.values()), {k: round(v, 3) for k, v in results.items()}
+
+
+@row("head-sizes", "head sizes 64, 96/192, 80, 48: rate over the 128 rate, the least", target=0.7, at_least=True)
+def _():
+    base = ours.prefill(QWEN, 512)
+    results = {}
+    for S_k, S_v in ((64, 64), (96, 192), (80, 80), (48, 48)):
+        shape = Shape(f"{S_k}/{S_v}", 16, 32, S_k, S_v)
+        check_call(shape, 100)
+        p = compare(base, ours.prefill(shape, 512), budget=1.5)
+        results[shape.name] = round(p.ratio * shape.flops(512) / QWEN.flops(512), 3)
+    return min(results.values()), results
+
+
+def layouts(n_tokens, mode):
+    """Calls that differ in how the same tensors lie: state order, head map, strides of q, k, v."""
+    data = inputs(QWEN, n_tokens)
+    q, k, v, *rest = data
+    fused = aligned((1, n_tokens, 2 * QWEN.H_k + QWEN.H_v, QWEN.S_k))
+    parts = fused[:, :, :QWEN.H_k], fused[:, :, QWEN.H_k:2 * QWEN.H_k], fused[:, :, 2 * QWEN.H_k:]
+    by_head = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    for part, x in zip(parts, (q, k, v), strict=True):
+        part[:] = x
+    same = {"mode": mode, "data": data}
+    return {
+        "ggml order": ours.prefill(QWEN, n_tokens, **same),
+        "FLA order": ours.prefill(QWEN, n_tokens, fla_state=True, **same),
+        "interleaved": ours.prefill(QWEN, n_tokens, head_map="interleaved", **same),
+        "fused q k v": ours.prefill(QWEN, n_tokens, mode=mode, data=(*parts, *rest)),
+        "by head": ours.prefill(QWEN, n_tokens, mode=mode, data=(*by_head, *rest)),
+    }
+
+
+@row("layouts", "state orders, head maps, strided q k v: time over the fastest of them, the worst", target=1.1,
+     at_least=False)
+def _():
+    results = {}
+    for n_tokens, mode in ((512, "chunked"), (1, "recurrent")):
+        calls = layouts(n_tokens, mode)
+        base = calls.pop("ggml order")
+        ratios = {"ggml order": 1.0, **{name: compare(call, base, budget=1).ratio for name, call in calls.items()}}
+        results |= {f"{name}, {n_tokens} tok": round(r / min(ratios.values()), 3) for name, r in ratios.items()}
+    return max(results.values()), results
+
+
+# Against the peers ----------------------------------------------------------------------------------------------------
+
+PEER_BOUND = 1e-3       # of a peer's answer: it must compute the same thing, how exactly is its own affair
+
+
+def over_peer(maker, shape, n_tokens, head_map, **kwargs):
+    """How many times faster than a peer's call on the same numbers."""
+    data = inputs(shape, n_tokens)
+    theirs, out, state = getattr(peers, maker)(shape, data)
+    theirs()
+    check_result(shape, data, out, state, head_map, PEER_BOUND)
+    check_call(shape, n_tokens, head_map=head_map)
+    p = compare(theirs, ours.prefill(shape, n_tokens, data=data, head_map=head_map), least_pairs=3, **kwargs)
+    return p.ratio, times(p, their_gflops=round(shape.flops(n_tokens) / p.a / 1e9, 1),
+                          gflops=round(shape.flops(n_tokens) / p.b / 1e9, 1))
+
+
+def peer_row(name, what, maker, shape, n_tokens, head_map, target, stretch=None, level=None):
+    @row(name, what, target=target, stretch=stretch, at_least=True, level=level)
+    def _():
+        return over_peer(maker, shape, n_tokens, head_map)
+
+
+peer_row("ggml-prefill", "GDN prefill, 2048 tokens, over ggml's op", "ggml_delta", QWEN, 2048, "tiled", 6, 8)
+peer_row("ik-prefill", "GDN prefill, 2048 tokens, over ik's op", "ik_delta", QWEN, 2048, "interleaved", 4.5, 6)
+peer_row("torch-prefill", "GDN prefill, 2048 tokens, over transformers' torch chunk", "torch_delta", QWEN, 2048,
+         "interleaved", 6, 9)
+peer_row("ort-prefill", "GDN prefill, 2048 tokens, over onnxruntime's LinearAttention", "ort_delta", QWEN, 2048,
+         "interleaved", 2.4, 3)
+peer_row("ggml-prefill-v3", "GDN prefill at level v3 over ggml's op", "ggml_delta", QWEN, 2048, "tiled", 3.5, 4.5, "v3")
+peer_row("ik-prefill-v3", "GDN prefill at level v3 over ik's op", "ik_delta", QWEN, 2048, "interleaved", 2.5, 3.5, "v3")
+peer_row("ggml-kda", "KDA prefill, 512 tokens, over ggml's op", "ggml_delta", KIMI, 512, "tiled", 5, 7)
+peer_row("ort-kda", "KDA prefill, 512 tokens, over onnxruntime's", "ort_delta", KIMI, 512, "interleaved", 2.2, 2.8)
+peer_row("torch-kda", "KDA prefill, 512 tokens, over transformers' torch KDA chunk", "torch_delta", KIMI, 512,
+         "interleaved", 100)
+
+
+def decode_over(maker, head_map):
+    data, states = inputs(QWEN, 1), ours.layer_states(QWEN)
+    theirs, out, _ = getattr(peers, maker)(QWEN, data, states)
+    theirs()
+    check_result(QWEN, (*data[:5], states[-1]), out, None, head_map, PEER_BOUND)
+    check_call(QWEN, 1, head_map=head_map)
+    p = compare(theirs, ours.decode(QWEN, states, head_map=head_map))
+    return p.ratio, times(p)
+
+
+@row("ggml-decode", "decode, 24 layers, over ggml's op + the copy back into its cache", target=3.5, stretch=5,
+     at_least=True)
+def _():
+    return decode_over("ggml_decode", "tiled")
+
+
+@row("ik-decode", "decode, 24 layers, over ik's op", target=2.5, stretch=4, at_least=True)
+def _():
+    return decode_over("ik_decode", "interleaved")
+
+
+@row("ort-decode", "decode, one layer hot, in place, over onnxruntime's in place", target=1, stretch=1.3, at_least=True)
+def _():
+    data, states = inputs(QWEN, 1), ours.layer_states(QWEN, n_layers=1)
+    theirs, out, state = peers.ort_delta(QWEN, data, in_place=True)
+    theirs()
+    check_result(QWEN, data, out, state, "interleaved", PEER_BOUND)
+    p = compare(theirs, ours.decode(QWEN, states, head_map="interleaved"))
+    return p.ratio, times(p)
+
+
+def conv_over(maker, *args):
+    x, weight, state = conv_inputs(512)
+    theirs, out, new = getattr(peers, maker)(x, weight, state, *args)
+    theirs()
+    check_conv(x, weight, state, out, new)
+    check_conv(x, weight, state, *gdn.causal_conv1d(x, weight, None, state))
+    p = compare(theirs, ours.conv(x, weight, state))
+    return p.ratio, times(p)
+
+
+@row("ggml-conv", "causal conv + SiLU, 8192 channels, 512 tokens, over ggml's concat + ssm_conv + silu", target=5,
+     stretch=10, at_least=True)
+def _():
+    return conv_over("ggml_conv")
+
+
+@row("ort-conv", "causal conv + SiLU over onnxruntime's CausalConvWithState, its faster layout", target=4, stretch=6,
+     at_least=True)
+def _():
+    layouts = {name: conv_over("ort_conv", last) for name, last in (("channels first", 0), ("channels last", 1))}
+    name = min(layouts, key=lambda n: layouts[n][0])
+    return layouts[name][0], {**layouts[name][1], "layout": name}
+
+
+@row("alloc", "native allocations in a decode call with out given, after the first", target=0, at_least=False, unit="")
+def _():
+    return allocations.of_decode()
+
+
+def main():
+    try:
+        value, details = ROWS[sys.argv[1]].measure()
+    except ImportError as error:
+        if (error.name or "").startswith("gdn"):
+            raise
+        print(json.dumps({"absent": str(error)}))
+    else:
+        print(json.dumps({"value": value, "details": details}))
+
+
+if __name__ == "__main__":
+    main()

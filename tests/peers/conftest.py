@@ -1,0 +1,27 @@
+"""Fixtures of the peers.  Where CI is set a missing peer is a failure; elsewhere the tests skip and say which it is."""
+
+import os
+
+import pytest
+
+from tests.peers import ggml as ggml_binding
+from tests.peers import ik as ik_binding
+
+
+def peer(load):
+    try:
+        return load()
+    except ggml_binding.PeerMissing as missing:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must have the peers installed: {missing}")
+        pytest.skip(f"{missing}; pip install 'gdn[peers]'")
+
+
+@pytest.fixture(scope="session")
+def ggml():
+    return peer(ggml_binding.load)
+
+
+@pytest.fixture(scope="session")
+def ik():
+    return peer(ik_binding.load)

@@ -1,0 +1,430 @@
+"""The C face without Python in between: the header in C and C++, the table through ctypes and through compiled C."""
+
+import ctypes
+import subprocess
+import sys
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Carved, assert_close, case, same_bits, truth
+
+import gdn
+
+INCLUDE = Path(gdn.__file__).parent / "include"
+OK, NULL, TYPE, SHAPE, STRIDE, VALUE, ROW, SCRATCH, ABI = range(9)
+TILED, INTERLEAVED = 1, 2
+L2NORM, L2_MAX, BETA_LOGIT, SCALE_GIVEN = 1, 2, 4, 8
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("type", c_int32), ("ne", c_int64 * 4), ("nb", c_int64 * 4)]
+
+
+TENSORS = ("q", "k", "v", "g", "beta", "out", "state", "state_out")
+
+
+class DeltaArgs(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("head_map", c_int32), ("mode", c_int32), ("flags", c_uint32), ("scale", c_float),
+                ("l2_eps", c_float), ("n_threads", c_int32), ("reserved", c_int32), *[(n, Tensor) for n in TENSORS],
+                ("n_seqs", c_int64), ("n_slots", c_int64), ("slot_nb", c_int64), ("rows_in", POINTER(c_int64)),
+                ("rows_out", POINTER(c_int64)), ("cu_seqlens", POINTER(c_int64)), ("scratch", c_void_p),
+                ("scratch_size", c_size_t), ("message", c_char_p), ("message_size", c_size_t)]
+
+
+class Api(ctypes.Structure):
+    _fields_ = [("abi", c_uint32), ("size", c_uint32),
+                ("gated_delta_net", ctypes.CFUNCTYPE(c_int32, POINTER(DeltaArgs))),
+                ("gated_delta_net_scratch_size", ctypes.CFUNCTYPE(c_int32, POINTER(DeltaArgs), POINTER(c_size_t))),
+                ("causal_conv1d", c_void_p), ("causal_conv1d_scratch_size", c_void_p), ("l2_norm", c_void_p),
+                ("rms_norm_gated", c_void_p), ("decay_gate", c_void_p), ("solve_tri", c_void_p),
+                ("status_string", ctypes.CFUNCTYPE(c_char_p, c_int32))]
+
+
+@pytest.fixture(scope="module")
+def api():
+    return Api.from_address(gdn.capi)
+
+
+def tensor(x):
+    t = Tensor()
+    if x is not None:
+        t.data = x.ctypes.data
+        t.ne[:] = list(x.shape[::-1]) + [1] * (4 - x.ndim)
+        t.nb[:] = list(x.strides[::-1]) + [x.strides[0] * x.shape[0] if x.ndim else 4] * (4 - x.ndim)
+    return t
+
+
+class CCall:
+    """Arguments of a call over arrays of a case; keeps everything C points to alive."""
+
+    def __init__(self, c, state_out=None, **fields):
+        self.a = a = DeltaArgs(size=ctypes.sizeof(DeltaArgs), n_seqs=c["v"].shape[0], n_slots=1, l2_eps=1e-6)
+        self.out = Carved(shape=c["v"].shape)
+        c = {n: x[..., None] if n in ("g", "beta") and x.ndim == 3 else x for n, x in c.items()}
+        self.arrays = {**c, "out": self.out.array, "state_out": state_out}
+        for name, x in self.arrays.items():
+            setattr(a, name, tensor(x))
+        self.text = ctypes.create_string_buffer(200)
+        a.message = ctypes.cast(self.text, c_char_p)
+        a.message_size = 200
+        self.set(**fields)
+
+    def set(self, **fields):
+        for name, value in fields.items():
+            if name in ("rows_in", "rows_out", "cu_seqlens"):
+                keep = np.ascontiguousarray(value, np.int64)
+                self.arrays[name] = keep
+                value = keep.ctypes.data_as(POINTER(c_int64))
+            setattr(self.a, name, value)
+        return self
+
+    def with_scratch(self, api, slack=0, offset=0):
+        """Exactly the bytes the size function asks for, canaries behind them."""
+        n = c_size_t(0)
+        status = api.gated_delta_net_scratch_size(byref(self.a), byref(n))
+        assert status == OK, self.text.value
+        self.scratch = np.full(n.value + offset + 64, 0xA5, np.uint8)
+        self.n_scratch, self.offset = n.value, offset
+        self.a.scratch = self.scratch.ctypes.data + offset
+        self.a.scratch_size = n.value + slack
+        return self
+
+    def run(self, api):
+        status = api.gated_delta_net(byref(self.a))
+        assert status == OK, (status, self.text.value)
+        assert (self.scratch[self.offset + self.n_scratch:] == 0xA5).all(), "scratch was overrun"
+        assert self.out.intact()
+        return self.out.array
+
+
+def test_the_table(api):
+    assert (api.abi, api.size >= ctypes.sizeof(Api)) == (1, True)
+    capsule = gdn._core.api
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = c_void_p, [ctypes.py_object, c_char_p]
+    assert get(capsule, b"gdn._core.api") == gdn.capi
+    fetch = ctypes.pythonapi.PyCapsule_Import
+    fetch.restype, fetch.argtypes = c_void_p, [c_char_p, ctypes.c_int]
+    assert fetch(b"gdn._core.api", 0) == gdn.capi
+    for field in Api._fields_[2:]:
+        assert ctypes.cast(getattr(api, field[0]), c_void_p).value, f"{field[0]} is NULL"
+
+
+def test_status_strings(api):
+    texts = [api.status_string(s) for s in range(15)]
+    assert all(texts) and len(set(texts)) == 15
+    assert api.status_string(-1) and api.status_string(15) and api.status_string(2**31 - 1)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("n_threads", [0, 1, 3])
+def test_a_call(rng, api, mode, per_channel, n_threads):
+    c = case(rng, 2, 37, 2, 4, 20, 33, "mix", per_channel)
+    expected, final, _ = truth(c, "interleaved")
+    state = Carved(shape=c["state"].shape, order=[0, 1, 3, 2], gaps=[0, 3, 0, 1])
+    call = CCall(c, state.array, head_map=INTERLEAVED, mode=mode, n_threads=n_threads)
+    for offset in (0, 1, 63):
+        out = call.with_scratch(api, offset=offset).run(api)
+        assert_close(out, expected, "out")
+        assert_close(state.array, final, "state")
+        assert state.intact()
+
+
+def test_the_same_bits_as_from_python(rng, api):
+    c = case(rng, 2, 37, 2, 2, 32, 48)
+    out, state = gdn.gated_delta_net(**c)
+    target = np.empty_like(state)
+    call = CCall(c, target).with_scratch(api)
+    assert same_bits(call.run(api), out) and same_bits(target, state)
+
+
+def test_options(rng, api):
+    c = case(rng, 1, 20, 1, 1, 16, 16)
+    c["q"] *= 5
+    c["beta"] = rng.standard_normal(c["beta"].shape).astype(np.float32)
+    common = L2NORM | BETA_LOGIT | SCALE_GIVEN
+    for flags, form in ((common, "sum"), (common | L2_MAX, "max")):
+        expected, _, _ = truth(c, qk_l2norm=True, l2_form=form, l2_eps=0.5, beta_logit=True, scale=3)
+        call = CCall(c, flags=flags, scale=3, l2_eps=0.5).with_scratch(api)
+        assert_close(call.run(api), expected, form)
+
+
+def test_no_states_at_all(rng, api):
+    c = case(rng, 2, 20, state=False)
+    expected, _, _ = truth(c)
+    assert_close(CCall(c).with_scratch(api).run(api), expected, "out")
+
+
+def test_slots_without_rows(rng, api):
+    """rows_out NULL: slot s of sequence i is row s * n_seqs + i, or slot_nb bytes on."""
+    c = case(rng, 2, 10, 1, 1, 16, 16)
+    _, _, states = truth(c)
+    packed = Carved(shape=(6, 1, 16, 16))
+    CCall(c, packed.array, n_slots=3).with_scratch(api).run(api)
+    planes = Carved(shape=(3, 5, 1, 16, 16))
+    before = planes.array.copy()
+    CCall(c, planes.array[0], n_slots=3, slot_nb=planes.array.strides[0]).with_scratch(api).run(api)
+    for s in range(3):
+        assert_close(packed.array[2 * s:2 * s + 2], states[9 - s], f"slot {s}")
+        assert same_bits(planes.array[s, :2], packed.array[2 * s:2 * s + 2])
+    assert same_bits(planes.array[:, 2:], before[:, 2:]) and packed.intact()
+
+
+def test_rows_and_lengths(rng, api):
+    c = case(rng, 1, 12, 1, 1, 16, 16, state=False)
+    cache = rng.standard_normal((6, 1, 16, 16)).astype(np.float32)
+    expected = cache.copy()
+    want = gdn.gated_delta_net_inplace(*(c[n] for n in TENSORS[:5]), expected, [3, -1, 0], [[0, 1], [3, -1], [4, 5]],
+                                       cu_seqlens=[0, 7, 7, 12])
+    call = CCall({**c, "state": cache}, cache, n_seqs=3, n_slots=2, cu_seqlens=[0, 7, 7, 12], rows_in=[3, -1, 0],
+                 rows_out=[0, 1, 3, -1, 4, 5]).with_scratch(api)
+    assert same_bits(call.run(api), want) and same_bits(cache, expected)
+
+
+def spoiled(name, **fields):
+    def spoil(call):
+        t = getattr(call.a, name)
+        for field, value in fields.items():
+            if field in ("ne", "nb"):
+                getattr(t, field)[value[0]] = value[1]
+            else:
+                setattr(t, field, value)
+    return spoil
+
+
+REFUSED = {
+    "args size 0": (lambda c: c.set(size=0), ABI),
+    "args size other": (lambda c: c.set(size=ctypes.sizeof(DeltaArgs) + 8), ABI),
+    **{f"{n} NULL": (spoiled(n, data=None), NULL) for n in TENSORS[:6]},
+    **{f"{n} f16": (spoiled(n, type=1), TYPE) for n in TENSORS},
+    **{f"{n} extent": (spoiled(n, ne=(1, 7)), SHAPE) for n in TENSORS},
+    **{f"{n} negative extent": (spoiled(n, ne=(2, -1)), SHAPE) for n in TENSORS},
+    **{f"{n} stride": (spoiled(n, nb=(1, 6)), STRIDE) for n in TENSORS},
+    "q address": (lambda c: setattr(c.a.q, "data", c.a.q.data + 2), STRIDE),
+    "out broadcast": (spoiled("out", nb=(2, 0)), STRIDE),
+    "state_out broadcast": (spoiled("state_out", nb=(0, 0)), STRIDE),
+    "head_map unknown": (lambda c: c.set(head_map=3), VALUE),
+    "head_map missing": (lambda c: c.set(head_map=0), VALUE),
+    "mode unknown": (lambda c: c.set(mode=3), VALUE),
+    "mode negative": (lambda c: c.set(mode=-1), VALUE),
+    "flags unknown": (lambda c: c.set(flags=16), VALUE),
+    "scale NaN": (lambda c: c.set(flags=SCALE_GIVEN, scale=float("nan")), VALUE),
+    "l2_eps negative": (lambda c: c.set(flags=L2NORM, l2_eps=-1), VALUE),
+    "no slots": (lambda c: c.set(n_slots=0), VALUE),
+    "negative slots": (lambda c: c.set(n_slots=-3), VALUE),
+    "n_threads negative": (lambda c: c.set(n_threads=-2), VALUE),
+    "n_seqs too many": (lambda c: c.set(n_seqs=3), SHAPE),
+    "n_seqs negative": (lambda c: c.set(n_seqs=-1), SHAPE),
+    "too few rows for slots": (lambda c: c.set(n_slots=2), SHAPE),
+    "rows_in out of range": (lambda c: c.set(rows_in=[0, 2]), ROW),
+    "rows_in below -1": (lambda c: c.set(rows_in=[0, -2]), ROW),
+    "rows_out out of range": (lambda c: c.set(rows_out=[0, 2]), ROW),
+    "rows_out twice": (lambda c: c.set(rows_out=[1, 1]), ROW),
+    "lengths over several rows": (lambda c: c.set(cu_seqlens=[0, 2, 5]), SHAPE),
+    "reserved": (lambda c: c.set(reserved=1), VALUE),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(rng, api, name):
+    spoil, status = REFUSED[name]
+    c = case(rng, 2, 5, 2, 4, 16, 16)
+    state = Carved(shape=c["state"].shape)
+    call = CCall(c, state.array, head_map=TILED).with_scratch(api)
+    spoil(call)
+    before = call.out.words.copy(), state.words.copy(), call.scratch.copy()
+    call.text.value = b""
+    assert api.gated_delta_net(byref(call.a)) == status, call.text.value
+    needed = c_size_t(12345)
+    assert api.gated_delta_net_scratch_size(byref(call.a), byref(needed)) == status
+    assert needed.value == 12345
+    after = call.out.words, state.words, call.scratch
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True)), "memory was written"
+    if status != ABI:
+        assert call.text.value, "no message"
+        word = name.split()[0]
+        assert word in ("no", "negative", "too", "lengths") or word.encode() in call.text.value, call.text.value
+    call.set(message=None)                                       # the message is optional
+    assert api.gated_delta_net(byref(call.a)) == status
+
+
+def test_messages_fit_their_buffer(rng, api):
+    call = CCall(case(rng, 1, 5), mode=77)
+    for size in (0, 1, 5):
+        call.text.raw = b"#" * 200
+        call.set(message_size=size)
+        assert api.gated_delta_net(byref(call.a)) == VALUE
+        assert call.text.raw[size:] == b"#" * (200 - size)
+        assert size == 0 or b"\0" in call.text.raw[:size]
+
+
+@pytest.mark.parametrize("n_slots", [2**40, 2**61, 2**62, 2**62 + 1, 2**63 - 1])
+@pytest.mark.parametrize("slot_nb", [0, 64])
+def test_sizes_do_not_wrap_around(rng, api, n_slots, slot_nb):
+    """More slots than any memory holds: refused, or a scratch size nobody can offer, never a small one."""
+    c = case(rng, 2, 5)
+    call = CCall(c, np.empty_like(c["state"]), n_slots=n_slots, slot_nb=slot_nb)
+    n = c_size_t(0)
+    status = api.gated_delta_net_scratch_size(byref(call.a), byref(n))
+    assert status in (SHAPE, VALUE) or n.value >= 8 * n_slots, (status, n.value)
+
+
+def test_null_arguments(rng, api):
+    assert api.gated_delta_net(None) == NULL
+    assert api.gated_delta_net_scratch_size(None, byref(c_size_t())) == NULL
+    assert api.gated_delta_net_scratch_size(byref(CCall(case(rng)).a), None) == NULL
+
+
+def test_scratch_too_small(rng, api):
+    c = case(rng, 2, 20)
+    for slack, scratch in ((-1, True), (0, False)):
+        call = CCall(c).with_scratch(api, slack)
+        if not scratch:
+            call.set(scratch=None)
+        before = call.out.words.copy(), call.scratch.copy()
+        assert api.gated_delta_net(byref(call.a)) == SCRATCH
+        assert str(call.n_scratch).encode() in call.text.value
+        assert np.array_equal(before[0], call.out.words) and np.array_equal(before[1], call.scratch)
+
+
+# ---- the header ------------------------------------------------------------------------------------------------
+
+C_PROGRAM = """
+#include "gdn.h"
+#include <stdlib.h>
+#include <string.h>
+size_t sizes[4] = { sizeof(gdn_tensor), sizeof(gdn_delta_net_args), sizeof(gdn_api),
+                    offsetof(gdn_delta_net_args, n_seqs) };
+
+struct fake_ggml { void *data; int type; int64_t ne[4]; size_t nb[4]; };
+
+static gdn_tensor make(float *data, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    struct fake_ggml t;
+    gdn_tensor result;
+    t.data = data; t.type = 0;
+    t.ne[0] = a; t.ne[1] = b; t.ne[2] = c; t.ne[3] = d;
+    t.nb[0] = 4; t.nb[1] = 4 * (size_t)a; t.nb[2] = t.nb[1] * (size_t)b; t.nb[3] = t.nb[2] * (size_t)c;
+    { gdn_tensor from = GDN_TENSOR_FROM_GGML(&t); result = from; }
+    return result;
+}
+
+/* Decode n tokens, one call each, on memory of this program's own; returns the status. */
+int decode(const gdn_api *gdn, int64_t H, int64_t S, int64_t n, const float *q, const float *k, const float *v,
+           const float *g, const float *beta, float *out, float *state)
+{
+    gdn_delta_net_args a;
+    size_t n_bytes = 0, n_state = (size_t)(S * S * H);
+    int64_t t;
+    int status = gdn_api_ok(gdn) ? GDN_OK : GDN_ERR_ABI;
+    float *own = (float *)calloc(n_state, sizeof(float));
+    float *row = (float *)malloc((size_t)(5 * S * H) * sizeof(float));
+    memset(&a, 0, sizeof a);
+    a.size = sizeof a;
+    a.n_seqs = a.n_slots = 1;
+    for (t = 0; t < n && status == GDN_OK; t++) {
+        size_t wide = (size_t)(S * H), narrow = (size_t)H;
+        memcpy(row, q + t * S * H, wide * 4);
+        memcpy(row + wide, k + t * S * H, wide * 4);
+        memcpy(row + 2 * wide, v + t * S * H, wide * 4);
+        memcpy(row + 3 * wide, g + t * H, narrow * 4);
+        memcpy(row + 3 * wide + narrow, beta + t * H, narrow * 4);
+        a.q = make(row, S, H, 1, 1);
+        a.k = make(row + wide, S, H, 1, 1);
+        a.v = make(row + 2 * wide, S, H, 1, 1);
+        a.g = make(row + 3 * wide, 1, H, 1, 1);
+        a.beta = make(row + 3 * wide + narrow, 1, H, 1, 1);
+        a.out = make(row + 4 * wide, S, H, 1, 1);
+        a.state = a.state_out = make(own, S, S, H, 1);
+        if (a.scratch == NULL) {
+            status = gdn->gated_delta_net_scratch_size(&a, &n_bytes);
+            a.scratch = malloc(n_bytes);
+            a.scratch_size = n_bytes;
+        }
+        if (status == GDN_OK)
+            status = gdn->gated_delta_net(&a);
+        memcpy(out + t * S * H, row + 4 * wide, wide * 4);
+    }
+    memcpy(state, own, n_state * sizeof(float));
+    free(a.scratch);
+    free(own);
+    free(row);
+    return status;
+}
+"""
+
+STRICT = ["-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wno-sign-conversion", "-pedantic"]
+
+
+def compile_c(folder, name, text, *command):
+    source = folder / name
+    source.write_text(text)
+    target = folder / (name + ".so")
+    done = subprocess.run([*command, *STRICT, f"-I{INCLUDE}", "-shared", "-fPIC", "-o", str(target), str(source)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(target))
+
+
+@pytest.mark.parametrize("standard", ["c99", "c11", "gnu17"])
+def test_a_c_program_decodes(rng, tmp_path, standard):
+    library = compile_c(tmp_path, "decode.c", C_PROGRAM, "cc", f"-std={standard}")
+    sizes = (c_size_t * 4).in_dll(library, "sizes")
+    assert list(sizes)[:2] == [ctypes.sizeof(Tensor), ctypes.sizeof(DeltaArgs)]
+    assert sizes[3] == DeltaArgs.n_seqs.offset and sizes[2] == Api.from_address(gdn.capi).size
+    c = case(rng, 1, 9, 2, 2, 16, 16, "-1e-3", state=False)
+    expected, final, _ = truth(c)
+    out, state = np.empty_like(c["v"]), np.empty((1, 2, 16, 16), np.float32)
+    pointers = [c_void_p(x.ctypes.data) for x in (*(c[n] for n in TENSORS[:5]), out, state)]
+    status = library.decode(c_void_p(gdn.capi), c_int64(2), c_int64(16), c_int64(9), *pointers)
+    assert status == OK
+    assert_close(out, expected, "out")
+    assert_close(state, final, "state")
+
+
+@pytest.mark.parametrize("standard", ["c++11", "c++20"])
+def test_the_header_is_cpp_too(tmp_path, standard):
+    text = '#include "gdn.h"\nextern "C" int usable(const gdn_api *api) { return gdn_api_ok(api); }\n'
+    library = compile_c(tmp_path, "use.cpp", text, "c++", f"-std={standard}")
+    assert library.usable(c_void_p(gdn.capi)) == 1 and library.usable(None) == 0
+    other = (c_uint32 * 64).from_buffer_copy(ctypes.string_at(gdn.capi, 8) + bytes(248))
+    other[0] += 1
+    assert library.usable(byref(other)) == 0
+
+
+def test_the_header_alone(tmp_path):
+    """Included twice, first, and with nothing else."""
+    compile_c(tmp_path, "twice.c", '#include "gdn.h"\n#include "gdn.h"\nint x = GDN_ABI;\n', "cc", "-std=c99")
+
+
+CYTHON = """
+# cython: language_level=3
+cimport gdn
+from cpython.pycapsule cimport PyCapsule_Import
+
+cdef extern from "gdn.h" nogil:
+    bint gdn_api_ok(const gdn.gdn_api *)
+
+def works():
+    cdef const gdn.gdn_api *api = <const gdn.gdn_api *>PyCapsule_Import("gdn._core.api", 0)
+    cdef gdn.gdn_delta_net_args args
+    args.size = 0
+    return gdn_api_ok(api) and api.gated_delta_net(&args) == gdn.GDN_ERR_ABI and sizeof(args) > 0
+"""
+
+
+@pytest.mark.slow
+def test_cimport_gdn(tmp_path):
+    (tmp_path / "user.pyx").write_text(CYTHON)
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import Extension, setup\nfrom Cython.Build import cythonize\n"
+        f"setup(ext_modules=cythonize([Extension('user', ['user.pyx'], include_dirs=[{str(INCLUDE)!r}])],"
+        f" include_path=[{str(INCLUDE.parent.parent)!r}]))\n")
+    build = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", "import user; assert user.works()"], cwd=tmp_path, capture_output=True,
+                          text=True, env={"PYTHONPATH": f"{INCLUDE.parent.parent}:{tmp_path}"})
+    assert done.returncode == 0, done.stderr

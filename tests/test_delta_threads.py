@@ -1,0 +1,326 @@
+"""Threads: the same bits for any number, concurrent callers, the GIL, forked children, the floating-point mode."""
+
+import ctypes
+import platform
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers import GATES, assert_close, case, run, same_bits, truth
+
+import gdn
+
+INPUTS = ("q", "k", "v", "g", "beta")
+
+
+def python(script, timeout=120):
+    """Run a script in a process of its own; a hang is a failure."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+SHAPES = [(1, 1, 1, 1, 64, 256), (1, 40, 1, 1, 64, 256), (1, 100, 2, 4, 32, 48), (3, 33, 1, 3, 20, 33),
+          (5, 1, 2, 2, 16, 16), (1, 70, 1, 1, 128, 16)]
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "chunked"])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("fla", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_number_of_threads_gives_the_same_bits(rng, mode, per_channel, fla, shape):
+    n_seqs, n_tokens, H_k, H_v, S_k, S_v = shape
+    c = case(rng, n_seqs, n_tokens, H_k, H_v, S_k, S_v, "mix", per_channel)
+    if fla:
+        c["state"] = np.ascontiguousarray(c["state"].swapaxes(-1, -2)).swapaxes(-1, -2)
+    one = run(c, mode=mode, head_map="tiled", n_threads=1)
+    assert_close(one[0], truth(c, "tiled")[0], "out")
+    for n_threads in (2, 3, 4, 7, 64, None):
+        more = run(c, mode=mode, head_map="tiled", n_threads=n_threads)
+        assert same_bits(more[0], one[0]) and same_bits(more[1], one[1]), n_threads
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_two_hundred_runs_give_the_same_bits(rng, per_channel):
+    c = case(rng, 2, 40, 2, 4, 32, 48, "mix", per_channel)
+    first = run(c, head_map="tiled", n_threads=1)
+    for i in range(200):
+        again = run(c, head_map="tiled", n_threads=(1, 2, 3, 7)[i % 4])
+        assert same_bits(again[0], first[0]) and same_bits(again[1], first[1]), f"run {i}"
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "chunked"])
+def test_in_place_rows_under_threads_give_the_same_bits(rng, mode):
+    """Rows that are read by one sequence and written by another, split over more workers than heads."""
+    c = case(rng, 3, 20, 1, 1, 32, 256, "-1e-3", state=False)
+    start = rng.standard_normal((9, 1, 256, 32)).astype(np.float32)
+    results = []
+    for n_threads in (1, 2, 3, 7) * 10:
+        cache = start.copy()
+        out = gdn.gated_delta_net_inplace(*(c[n] for n in INPUTS), cache, [0, 3, 6],
+                                          [[3, 4, 5], [6, 7, 8], [0, 1, 2]], mode=mode, n_threads=n_threads)
+        results.append((out, cache))
+    assert all(same_bits(a, results[0][0]) and same_bits(b, results[0][1]) for a, b in results)
+
+
+def test_the_default_number_can_be_set(rng):
+    c = case(rng, 2, 40, 2, 2)
+    before = gdn.get_num_threads()
+    assert before >= 1
+    expected = run(c, n_threads=1)
+    try:
+        for n in (1, 3):
+            gdn.set_num_threads(n)
+            assert gdn.get_num_threads() == n
+            out, state = run(c)
+            assert same_bits(out, expected[0]) and same_bits(state, expected[1])
+        for bad, error in ((0, ValueError), (-1, ValueError), ("2", TypeError), (1.5, TypeError)):
+            with pytest.raises(error):
+                gdn.set_num_threads(bad)
+            assert gdn.get_num_threads() == 3
+    finally:
+        gdn.set_num_threads(None)
+    assert gdn.get_num_threads() == before
+
+
+# ---- several callers -------------------------------------------------------------------------------------------
+
+def together(n, work):
+    """Run work(i) in n Python threads at once and pass on what they raise."""
+    errors, barrier = [], threading.Barrier(n)
+
+    def body(i):
+        try:
+            barrier.wait()
+            work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(i,)) for i in range(n)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(120)
+        assert not t.is_alive(), "a call hangs"
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("shared", [False, True], ids=["own caches", "one cache"])
+def test_eight_callers(rng, n_threads, shared):
+    """Each decodes its own sequence; sizes differ, so that scratch handed to two at once would show."""
+    sizes = [(16, 16), (33, 20), (64, 64), (20, 128), (5, 3), (96, 48), (128, 128), (32, 256)]
+    if shared:
+        sizes = [(32, 48)] * 8
+    cases = [case(np.random.default_rng(i), 1, 30, 1, 2, *sizes[i], GATES[i], bool(i % 2)) for i in range(8)]
+    serial = [run(c, head_map="tiled", n_threads=1, mode="recurrent") for c in cases]
+    caches = [np.concatenate([c["state"], c["state"]]) for c in cases]
+    if shared:
+        whole = np.concatenate(caches)
+        caches = [whole] * 8
+    outs = [np.empty_like(c["v"]) for c in cases]
+
+    def work(i):
+        c, row = cases[i], 2 * i if shared else 0
+        for _ in range(5):
+            caches[i][row] = c["state"][0]
+            for t in range(30):
+                gdn.gated_delta_net_inplace(*(c[n][:, t:t + 1] for n in INPUTS), caches[i], [row], head_map="tiled",
+                                            out=outs[i][:, t:t + 1], n_threads=n_threads)
+            out, state = run(c, head_map="tiled", mode="chunked", n_threads=n_threads)
+            assert_close(out, serial[i][0], f"chunked out of caller {i}")
+            assert_close(state, serial[i][1], f"chunked state of caller {i}")
+
+    together(8, work)
+    for i, c in enumerate(cases):
+        row = 2 * i if shared else 0
+        assert_close(outs[i], serial[i][0], f"out of caller {i}")
+        assert_close(caches[i][row:row + 1], serial[i][1], f"state of caller {i}")
+        assert same_bits(caches[i][row + 1], c["state"][0]), "another row was written"
+
+
+def test_errors_under_threads_arrive(rng):
+    c = case(rng, 1, 20)
+    good = run(c, n_threads=1)
+
+    def work(i):
+        for _ in range(50):
+            if i % 2:
+                with pytest.raises(ValueError, match="scale"):
+                    run(c, n_threads=2, scale=float("nan"))
+                with pytest.raises(IndexError, match="rows_in"):
+                    gdn.gated_delta_net_inplace(*(c[n] for n in INPUTS), c["state"].copy(), [1], n_threads=2)
+            else:
+                assert same_bits(run(c, n_threads=2)[0], good[0])
+
+    together(6, work)
+
+
+def test_the_gil_is_free_during_a_call():
+    """A thread that sleeps and counts goes on counting while a long prefill runs."""
+    H, S, n = 16, 64, 1024
+    q = np.broadcast_to(np.float32(S**-0.5), (1, 1, H, S))
+    tick, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            time.sleep(0.001)
+            tick[0] += 1
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    try:
+        while True:
+            long = [np.broadcast_to(x, (1, n, *x.shape[2:])) for x in (q, q, q, np.full((1, 1, H), -0.1, np.float32),
+                                                                       np.ones((1, 1, H), np.float32))]
+            out = np.empty((1, n, H, S), np.float32)
+            start, before = time.perf_counter(), tick[0]
+            gdn.gated_delta_net(*long, out=out, mode="recurrent", n_threads=1)
+            ticks, seconds = tick[0] - before, time.perf_counter() - start
+            if seconds > 0.3:
+                break
+            n *= 2
+    finally:
+        stop.set()
+        counter.join()
+    assert ticks >= 10, f"{ticks} ticks in {seconds:.2f} s"
+
+
+# ---- processes -------------------------------------------------------------------------------------------------
+
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+
+FORK = """
+import os, signal, sys
+import numpy as np
+import gdn
+rng = np.random.default_rng(0)
+n = (2, 50, 4)
+q, k, v = (rng.standard_normal((*n, 32)).astype(np.float32) * 0.1 for _ in range(3))
+g, beta = np.full(n, -0.1, np.float32), np.full(n, 0.5, np.float32)
+here = gdn.gated_delta_net(q, k, v, g, beta, n_threads=4)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)                                    # a hang ends the child by this signal
+    there = gdn.gated_delta_net(q, k, v, g, beta, n_threads=4)
+    same = all(np.array_equal(a, b) for a, b in zip(here, there))
+    alone = len(os.listdir("/proc/self/task")) == 1
+    grandchild = os.fork()
+    if grandchild == 0:
+        signal.alarm(30)
+        gdn.gated_delta_net(q, k, v, g, beta, n_threads=4)
+        os._exit(0)
+    ok = os.waitpid(grandchild, 0)[1] == 0
+    os._exit(0 if same and alone and ok else 2 if not same else 3 if not alone else 4)
+status = os.waitpid(pid, 0)[1]
+assert status == 0, f"child ended with status {status}"
+again = gdn.gated_delta_net(q, k, v, g, beta, n_threads=4)
+assert all(np.array_equal(a, b) for a, b in zip(here, again))
+"""
+
+
+@LINUX
+def test_a_forked_child_works_serially():
+    python(FORK)
+
+
+COUNT = """
+import os
+import numpy as np
+import gdn
+before = len(os.listdir("/proc/self/task"))
+n = (1, {n_tokens}, {H})
+q, v = np.ones((*n, 16), np.float32) / 4, np.ones((*n, {S_v}), np.float32)
+gdn.gated_delta_net(q, q, v, np.zeros(n, np.float32), np.ones(n, np.float32), n_threads={n_threads})
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@LINUX
+@pytest.mark.parametrize("H, S_v, n_threads, most", [(2, 4, 64, 1), (1, 1, 64, 0), (3, 16, 1, 0), (8, 16, 3, 2)])
+@pytest.mark.parametrize("n_tokens", [1, 40])
+def test_no_more_threads_than_work(H, S_v, n_threads, most, n_tokens):
+    started = int(python(COUNT.format(H=H, S_v=S_v, n_threads=n_threads, n_tokens=n_tokens)))
+    assert started <= most
+
+
+# ---- the floating-point mode -----------------------------------------------------------------------------------
+
+def subnormals_live():
+    x = np.full(4, 1e-40, np.float32)
+    half = x * np.full(4, 0.5, np.float32)
+    return bool((half > 0).all() and (np.full(4, 1e-20, np.float32) * np.full(4, 1e-20, np.float32) > 0).all())
+
+
+MODE_PROBE = """
+#include <stdio.h>
+/* How many of n workers flush subnormals, as inputs or as results. */
+int flushing(int n)
+{
+    int count = 0;
+    #pragma omp parallel num_threads(n) reduction(+:count)
+    {
+        volatile float tiny = 1e-40f, small = 1e-20f, one = 1.0f;
+        volatile float kept = tiny * one, made = small * small;
+        count += !(kept > 0.0f) || !(made > 0.0f);
+    }
+    return count;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("probe")
+    (folder / "probe.c").write_text(MODE_PROBE)
+    base = ["cc", "-O1", "-shared", "-fPIC", "-o", str(folder / "probe.so"), str(folder / "probe.c")]
+    if subprocess.run([*base, "-fopenmp"], capture_output=True).returncode:
+        subprocess.run(base, check=True)          # a compiler without OpenMP built gdn serial too
+    return ctypes.CDLL(str(folder / "probe.so")).flushing
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "chunked"])
+def test_the_floating_point_mode_is_left_alone(rng, mode, probe):
+    """Of the calling thread, of other Python threads, and of OpenMP's workers, also after a refused call."""
+    c = case(rng, 4, 40, 2, 2)
+    assert subnormals_live() and probe(3) == 0
+
+    def work(i=0):
+        for n_threads in (1, 3):
+            run(c, mode=mode, n_threads=n_threads)
+            assert subnormals_live() and probe(3) == 0
+            with pytest.raises(ValueError):
+                run(c, mode=mode, n_threads=n_threads, scale=float("inf"))
+            assert subnormals_live()
+
+    work()
+    together(3, work)
+    assert subnormals_live() and probe(3) == 0
+
+
+FLUSHING = """
+#include <xmmintrin.h>
+unsigned get(void) { return _mm_getcsr(); }
+void set(unsigned mode) { _mm_setcsr(mode); }
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="reads MXCSR")
+def test_a_caller_that_flushes_goes_on_flushing(rng, tmp_path):
+    """The mode is restored, not reset: rounding, masks and flush bits as the caller had them."""
+    (tmp_path / "mode.c").write_text(FLUSHING)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "mode.so"), str(tmp_path / "mode.c")], check=True)
+    mode = ctypes.CDLL(str(tmp_path / "mode.so"))
+    c = case(rng, 2, 20)
+    before = mode.get()
+    try:
+        for bits_ in (0x8040, 0x8000, 0x0040, 0):
+            mode.set(before & ~0x8040 | bits_)
+            run(c, n_threads=2)
+            assert mode.get() & 0xFFC0 == (before & ~0x8040 | bits_) & 0xFFC0
+    finally:
+        mode.set(before)
