@@ -434,8 +434,9 @@ def command(*args):
 def test_inspect_prints_each_layer(tmp_path):
     done = command(DATA / "qwen35.gguf")
     assert done.returncode == 0 and done.stdout.strip() == inspect(DATA / "qwen35.gguf")
-    for text in ("3 linear-attention layers", "58,368 bytes of state",
-                 "layer 0: gdn, attn_qkv + attn_gate + ssm_beta + ssm_alpha (F32)", "H_k 2, H_v 4, S_k 32, S_v 32, width 4, head map tiled", "19,456 bytes"):
+    for text in ("3 linear-attention layers", "58,368 bytes of state", "19,456 bytes",
+                 "layer 0: gdn, attn_qkv + attn_gate + ssm_beta + ssm_alpha (F32)",
+                 "H_k 2, H_v 4, S_k 32, S_v 32, width 4, head map tiled"):
         assert text in done.stdout
     assert "layer 3" not in done.stdout
     (tmp_path / "zeros.gguf").write_bytes(bytes(100))
