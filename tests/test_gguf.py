@@ -423,6 +423,9 @@ def test_hostile_header(tmp_path, what):
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<I", 3) + HOSTILE[what] + bytes(4096))
     tracemalloc.start()
+    with pytest.raises(ValueError) as caught:
+        describe(path)
+    assert "general.architecture" not in str(caught.value)      # refused for what is wrong, not for what is left out
     assert not outcome(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
