@@ -369,7 +369,7 @@ cdef class Step:
     starts from zeros; rows_out (n, K): the row that the state s tokens before its end goes to, -1 where there is none.
     A step that is dropped without either is aborted.
     """
-    cdef Ring ring
+    cdef readonly Ring ring
     cdef gdn_ring_step s
     cdef readonly ndarray seq_ids, n_tokens, rows_in, rows_out
 

@@ -1,0 +1,1 @@
+"""Ways in from other formats and frameworks; each is imported only when asked for."""
