@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdn._core import causal_conv1d_inplace, decay_gate, gated_delta_net_inplace, l2_norm, rms_norm_gated
+from gdn._tensor import Tensor
 
 __all__ = ["GatedDeltaNet", "KimiDeltaAttention", "LayerConfig", "Projection"]
 
@@ -156,7 +157,7 @@ class DeltaLayer:
                 qkv[:, self.v].reshape(n, c.H_v, c.S_v))
 
     def _input(self, x, batch):
-        x = np.asarray(x)
+        x = x.numpy()[0, 0] if isinstance(x, Tensor) and x.ne[2] == x.ne[3] == 1 else np.asarray(x)
         if x.dtype != np.float32:
             raise TypeError(f"x must be float32, got {x.dtype}")
         if x.shape != (batch.n_tokens, self.config.n_embd):
@@ -190,7 +191,7 @@ class DeltaLayer:
 
 
 class GatedDeltaNet(DeltaLayer):
-    """One Gated DeltaNet mixer (arXiv 2412.06464), loaded by `from_state_dict` or `from_gguf`; see DeltaLayer's call."""
+    """One Gated DeltaNet mixer (arXiv 2412.06464), loaded by `from_state_dict` or `from_gguf`."""
 
     def project(self, x, lora):
         """Views of one matrix product: qkv (n, C), z (n, H_v, S_v), b and a (n, H_v)."""
@@ -223,7 +224,10 @@ class GatedDeltaNet(DeltaLayer):
 
 
 class KimiDeltaAttention(DeltaLayer):
-    """One Kimi Delta Attention mixer (arXiv 2510.26692); gate_a: Projection f_b to the decay's channels, gate_z: g_b."""
+    """One Kimi Delta Attention mixer (arXiv 2510.26692), loaded by `from_state_dict` or `from_gguf`.
+
+    gate_a  Projection from f_a's outputs to the decay's channels;  gate_z from g_a's to the output gate's
+    """
 
     def __init__(self, config, project_in, gate_a, gate_z, *weights, lora=None):
         self.gate_a, self.gate_z = gate_a, gate_z

@@ -45,14 +45,13 @@ def kimi_delta_attention(weights, prefix, config):
 
 
 def _build(assemble, weights, prefix, config):
-    keys = [key for key in weights.keys() if key.startswith(prefix)]
-    tensors = {key: weights[key] if hasattr(weights, "__getitem__") else weights.get_tensor(key) for key in keys}
-    names = {slot: tuple(prefix + name for name in known) for slot, known in NAMES.items()}
-    source = w.Source(names, lambda name: tensors[name].shape if name in tensors else None,
-                      lambda name: as_float32(tensors[name], name))
+    get = weights.__getitem__ if hasattr(weights, "__getitem__") else weights.get_tensor      # safetensors' open file
+    tensors = {key[len(prefix):]: get(key) for key in weights.keys() if key.startswith(prefix)}
+    source = w.Source(NAMES, prefix, lambda name: tensors[name].shape if name in tensors else None,
+                      lambda name: as_float32(tensors[name], prefix + name))
     parts = assemble(source, config)
     if unknown := tensors.keys() - source.used:
-        raise ValueError(f"tensors of no known use: {', '.join(sorted(unknown))}")
+        raise ValueError(f"tensors of no known use: {', '.join(prefix + name for name in sorted(unknown))}")
     return parts
 
 

@@ -16,13 +16,13 @@ DECAY = ("A",), ("A_log",)
 class Source:
     """The tensors of one layer, asked for by slot.
 
-    names    {slot: names that it may have}
+    names    {slot: names that it may have}, without the prefix that all tensors of the layer share
     shape_of a function from a name to its shape, or to None if there is no such tensor
     read     a function from a name to its values, float32
     """
 
-    def __init__(self, names, shape_of, read):
-        self.names, self.shape_of, self.read, self.used = names, shape_of, read, set()
+    def __init__(self, names, prefix, shape_of, read):
+        self.names, self.prefix, self.shape_of, self.read, self.used = names, prefix, shape_of, read, set()
 
     def find(self, slot):
         return next((name for name in self.names.get(slot, ()) if self.shape_of(name) is not None), None)
@@ -36,23 +36,21 @@ class Source:
         """The slot's tensor in that shape; axes of 1 may be there or not."""
         name = self.find(slot)
         if name is None:
-            raise ValueError(f"tensor {' or '.join(self.names[slot])} is missing, expected with shape {shape}")
+            names = " or ".join(self.prefix + name for name in self.names[slot])
+            raise ValueError(f"tensor {names} is missing, expected with shape {shape}")
+        return self._take(name, shape)
+
+    def _take(self, name, shape):
         have = tuple(int(n) for n in self.shape_of(name))
         if [n for n in have if n != 1] != [n for n in shape if n != 1]:
-            raise ValueError(f"tensor {name} has shape {have}, expected {shape}")
+            raise ValueError(f"tensor {self.prefix}{name} has shape {have}, expected {shape}")
         self.used.add(name)
         return self.read(name).reshape(shape)
 
     def bias(self, slot, rows):
         """What is called as the slot's weight, but .bias; None without one."""
         name = self.find(slot).removesuffix(".weight") + ".bias"
-        if name == self.find(slot) or self.shape_of(name) is None:
-            return None
-        return Source({slot: (name,)}, self.shape_of, self._use).take(slot, rows)
-
-    def _use(self, name):
-        self.used.add(name)
-        return self.read(name)
+        return None if self.shape_of(name) is None else self._take(name, (rows,))
 
     def projection(self, targets, n_in, names=None):
         """One Projection of several slots; targets {slot: slice or index array of the outputs it makes}."""
@@ -60,7 +58,7 @@ class Source:
         for slot, where in targets.items():
             rows = len(where) if isinstance(where, np.ndarray) else where.stop - where.start
             weight = self.take(slot, rows, n_in)
-            parts[self.find(slot).split("/")[-1].removesuffix(".weight")] = weight, self.bias(slot, rows), where
+            parts[self.find(slot).removesuffix(".weight")] = weight, self.bias(slot, rows), where
         return Projection(parts, names)
 
     def convolution(self, channels, width):
