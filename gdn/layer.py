@@ -1,283 +1,250 @@
-"""Token mixers of Qwen3-Next, Qwen3.5, OLMo-Hybrid (Gated DeltaNet) and Kimi-Linear (Kimi Delta Attention)."""
-
-from dataclasses import dataclass
+"""Whole linear-attention layers: Gated DeltaNet and Kimi Delta Attention, hidden states in, hidden states out."""
 
 import numpy as np
 
-from gdn._core import causal_conv1d_inplace, decay_gate, gated_delta_net_inplace, l2_norm, rms_norm_gated
-from gdn._tensor import Tensor
+from gdn import _core, reference
 
-__all__ = ["GatedDeltaNet", "KimiDeltaAttention", "LayerConfig", "Projection"]
+__all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
+
+EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
+CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
 
 
-@dataclass(frozen=True)
-class LayerConfig:
-    """Sizes and options of one layer.
+class _Layer:
+    """What both kinds share: weights in one flat form, the steps, the trace."""
 
-    head_map     "interleaved" or "tiled": which key head a value head reads, `gated_delta_net`'s meaning
-    eps          of the gated RMS norm;  activation "silu" or "sigmoid", of its gate
-    beta_factor  beta = beta_factor * sigmoid(b): 1, or 2 for eigenvalues down to -1
-    lower_bound  of the decay gate (`decay_gate`), or None
-    l2_form      "sum" (transformers, FLA) or "max" (ggml), with l2_eps
-    """
+    def __init__(self, weights, config, lora=None):
+        self._read_config(config)
+        w = self._check_weights(weights)
+        self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
+        self.A, self.norm, self.out = w["A"], w["norm"], w["out"]
+        self.dt_bias = w["dt_bias"]
+        # One matmul of all projections of x; each is a slice of its columns.
+        self.inputs = np.concatenate([w[name] for name in self.INPUTS])
+        ends = np.cumsum([len(w[name]) for name in self.INPUTS])
+        self.columns = {name: slice(end - len(w[name]), end) for name, end in zip(self.INPUTS, ends, strict=True)}
+        self.low_rank = {name: w[name] for name in self.LOW_RANK}
+        self.lora = self._check_lora(lora or {}, w)
 
-    n_embd: int
-    H_k: int
-    H_v: int
-    S_k: int
-    S_v: int
-    conv_width: int
-    head_map: str = "interleaved"
-    eps: float = 1e-6
-    activation: str = "silu"
-    beta_factor: float = 1.0
-    lower_bound: float | None = None
-    l2_form: str = "sum"
-    l2_eps: float = 1e-6
+    # ---- loading ---------------------------------------------------------------------------------------------------
 
-    def __post_init__(self):
-        for name in ("n_embd", "H_k", "H_v", "S_k", "S_v", "conv_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+    @classmethod
+    def from_state_dict(cls, weights, prefix, config, lora=None):
+        """From transformers' names: see `gdn.adapters.transformers.read_layer`."""
+        from gdn.adapters import transformers
+
+        return cls(*transformers.read_layer(weights, prefix, config), lora)
+
+    @classmethod
+    def from_gguf(cls, path, il, lora=None):
+        """Block il of a GGUF file, read through the `gguf` package; ValueError for a file that holds none such."""
+        from gdn.adapters import gguf
+
+        return cls(*gguf.read_layer(path, il), lora)
+
+    @property
+    def extents(self):
+        """What `StateRing.create` needs to know of the layer."""
+        return {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C, "conv_width": self.width}
+
+    def _read_config(self, config):
+        missing = [name for name in ("kind", *EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
+                   if name not in config]
+        if missing:
+            raise ValueError(f"config lacks {', '.join(missing)}")
+        if config["kind"] != self.KIND:
+            raise ValueError(f"config: kind is {config['kind']!r}, {type(self).__name__} needs {self.KIND!r}")
+        for name in EXTENTS:
+            value = config[name]
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"config: {name} must be a positive integer, got {value!r}")
+            setattr(self, name, int(value))
+        for name, choices in CHOICES.items():
+            if config[name] not in choices:
+                raise ValueError(f"config: {name} must be one of {choices}, got {config[name]!r}")
+            setattr(self, name, config[name])
         if self.H_v % self.H_k:
-            raise ValueError(f"H_v must be a multiple of H_k, got {self.H_v} and {self.H_k}")
-        for name, known in (("head_map", ("interleaved", "tiled")), ("activation", ("silu", "sigmoid")),
-                            ("l2_form", ("sum", "max"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+            raise ValueError(f"config: H_v = {self.H_v} is no multiple of H_k = {self.H_k}")
+        self.norm_eps, self.l2_eps = float(config["norm_eps"]), float(config["l2_eps"])
+        self.beta_factor = float(config["beta_factor"])
+        self.lower_bound = config.get("lower_bound")
+        self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
+        self.C = 2 * self.key_size + self.value_size
 
-    @property
-    def conv_channels(self):
-        """Channels of the convolution: q, k and v side by side."""
-        return 2 * self.H_k * self.S_k + self.H_v * self.S_v
+    def _check_weights(self, weights):
+        shapes = {"qkv": (self.C, self.n_embd), "b": (self.H_v, self.n_embd), "conv": (self.C, self.width),
+                  "conv_bias": (self.C,), "A": (self.H_v,), "norm": (self.S_v,),
+                  "out": (self.n_embd, self.value_size), **self._kind_shapes(weights)}
+        unknown = sorted(set(weights) - set(shapes))
+        if unknown:
+            raise ValueError(f"weights: unknown {', '.join(unknown)}; expected {', '.join(shapes)}")
+        checked = {}
+        for name, shape in shapes.items():
+            if weights.get(name) is None:
+                if name == "conv_bias":
+                    continue
+                raise ValueError(f"weights lack {name}, expected shape {shape}")
+            checked[name] = np.ascontiguousarray(weights[name], np.float32)
+            if checked[name].shape != shape:
+                raise ValueError(f"weights: {name} has shape {checked[name].shape}, expected {shape}")
+        return checked
 
-    @property
-    def ring_extents(self):
-        """What `StateRing.create` and `nbytes_for` need to know of the layer."""
-        return {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.conv_channels,
-                "conv_width": self.conv_width}
+    def _check_lora(self, lora, w):
+        checked = {}
+        for name, pairs in lora.items():
+            if name not in (*self.INPUTS, *self.LOW_RANK, "out"):
+                raise ValueError(f"lora: unknown projection {name!r}, expected one of "
+                                 f"{', '.join((*self.INPUTS, *self.LOW_RANK, 'out'))}")
+            checked[name] = []
+            n_out, n_in = w[name].shape
+            for A, B, scale in pairs:
+                A, B = np.ascontiguousarray(A, np.float32), np.ascontiguousarray(B, np.float32)
+                if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
+                    raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {n_in}) "
+                                     f"and ({n_out}, r)")
+                checked[name].append((A, B * np.float32(scale)))
+        return checked
 
+    # ---- the forward pass ------------------------------------------------------------------------------------------
 
-class Projection:
-    """y = x W^T + bias for several weights of the same input, as one matrix product.
+    def __call__(self, x, batch, step, il, *, mode="auto", n_threads=None, trace=None):
+        """The layer's output (n_tokens, n_embd) for hidden states x of the same shape, float32; the ring is updated.
 
-    parts  {name: (weight (rows, n_in), bias (rows,) or None, where)}; where is a slice or an index array: the outputs
-           of y that the part's rows make
-    names  {name: where} under which LoRA pairs are accepted too
-    """
+        batch     the `Batch` that step began with;  step: from ``ring.begin(batch)``;  il: the ring's layer
+        mode      of the delta rule: "auto", "chunked", "recurrent";  n_threads: of everything but the matmuls (BLAS)
+        trace     a dict that receives every intermediate, token-major in the batch's order, zeros for padding:
+                  qkv_mixed (n, C), z (n, H_v, S_v), b (n, H_v) logits, a and gate (n, H_v[, S_k]), beta (n, H_v),
+                  conv_output_silu (n, C), q and k (n, H_k, S_k) after the L2 norm, v, attn_output and attn_out_norm
+                  (n, H_v, S_v), linear_attn_out (n, n_embd)
 
-    def __init__(self, parts, names=None):
-        n_out = sum(len(weight) for weight, _, _ in parts.values())
-        n_in = next(iter(parts.values()))[0].shape[1]
-        self.weight, self.bias = np.empty((n_out, n_in), np.float32), None
-        if any(bias is not None for _, bias, _ in parts.values()):
-            self.bias = np.zeros(n_out, np.float32)
-        for weight, bias, where in parts.values():
-            self.weight[where] = weight
-            if bias is not None:
-                self.bias[where] = bias
-        self.names = {**(names or {}), **{name: where for name, (_, _, where) in parts.items()}}
-
-    def __call__(self, x, lora=None):
-        y = x @ self.weight.T
-        if self.bias is not None:
-            y += self.bias
-        for name in self.names.keys() & (lora or {}).keys():
-            for A, B, scale in lora[name]:
-                y[:, self.names[name]] += np.float32(scale) * (x @ A.T @ B.T)
-        return y
-
-
-class DeltaLayer:
-    """What both mixers do after their projections; they differ in `project` alone.
-
-    project_in  Projection to q | k | v | z | b | a (GatedDeltaNet) or q | k | v | b | f_a | g_a (KimiDeltaAttention)
-    conv        (conv_channels, conv_width), channels q | k | v;  conv_bias (conv_channels,) or None
-    A           (H_v,) -exp(A_log);  dt_bias (H_v,), or (H_v * S_k,) for KDA
-    norm        (S_v,)
-    project_out Projection of (H_v * S_v) values
-    lora        LoRA pairs used by calls that give none
-
-    Arrays are float32 and kept, not copied.
-    """
-
-    def __init__(self, config, project_in, conv, conv_bias, A, dt_bias, norm, project_out, lora=None):
-        self.config, self.project_in, self.project_out = config, project_in, project_out
-        self.conv, self.conv_bias, self.A, self.dt_bias, self.norm = conv, conv_bias, A, dt_bias, norm
-        self.head_map = None if config.H_k == config.H_v else config.head_map
-        key, value = config.H_k * config.S_k, config.H_v * config.S_v
-        self.q, self.k, self.v = slice(key), slice(key, 2 * key), slice(2 * key, 2 * key + value)
-        self.lora = self._lora(lora)
-
-    def __call__(self, x, batch, step, il, *, mode="auto", n_threads=None, trace=None, lora=None):
-        """Mix the tokens of a batch: x (n_tokens, n_embd) float32 -> (n_tokens, n_embd) float32, a new array.
-
-        batch   the Batch of x's rows;  step what `ring.begin(batch)` gave;  il the ring's layer, advanced in place
-        mode    of `gated_delta_net`
-        trace   a dict that receives copies of what every step made, token-major in the batch's order, rows of padding
-                zero: qkv_mixed, conv_output_silu (n, C); q, k after the L2 norm (n, H_k, S_k); v, z, attn_output,
-                attn_out_norm (n, H_v, S_v); b (logits), beta (n, H_v); a, gate (n, H_v), KDA (n, H_v, S_k);
-                linear_attn_out (n, n_embd)
-        lora    {projection: [(A (rank, n_in), B (n_out, rank), scale), ...]}: y += scale * B(A x).  Projections go by
-                the names they were loaded under, or q, k, v, qkv, z, b, a, out (KDA: f_a, f_b, g_a, g_b for z and a)
-
-        Raises ValueError (shapes, a step of another batch or ring) and TypeError (anything but float32) before
-        anything is written, IndexError for a layer outside the ring.
+        Padding never changes a bit of anything.  ValueError: shapes that do not fit, a step that is over or of
+        another batch; TypeError: x is not float32; IndexError: no such layer.
         """
-        c, ring = self.config, self._ring(step, batch)
-        x, lora = batch.gather(self._input(x, batch)), self.lora if lora is None else self._lora(lora)
-        note = _Trace(trace, batch)
+        self._check_call(x, batch, step)
+        see = _Trace(trace, batch)
+        ssm, conv = step.ring.ssm(il), step.ring.conv(il)
         rows = {"rows_in": step.rows_in, "rows_out": step.rows_out, "cu_seqlens": batch.cu_seqlens,
                 "n_threads": n_threads}
 
-        qkv, z, b, a = self.project(x, lora)
-        note(qkv_mixed=qkv, z=z, b=b, a=a)
-        causal_conv1d_inplace(qkv[None], self.conv, self.conv_bias, ring.conv(il), out=qkv[None], **rows)
-        q, k, v = self.split(qkv)
-        g = decay_gate(a[None], self.A, self.dt_bias, lower_bound=c.lower_bound, out=a[None], n_threads=n_threads)
-        beta = b if c.beta_factor == 1 else c.beta_factor * sigmoid(b)
-        note(conv_output_silu=qkv, v=v, gate=a)
+        x = batch.gather(x)
+        qkv, z, b, a = self._project(x)
+        see(qkv_mixed=qkv, z=z, b=b, a=a)
+        # From here on every step works in place, on views of the projection.
+        _core.causal_conv1d_inplace(qkv[None], self.conv, self.conv_bias, conv, out=qkv[None], **rows)
+        q, k, v = self._split(qkv)
+        see(conv_output_silu=qkv, v=v)
+        g = _core.decay_gate(a[None], self.A, self.dt_bias, lower_bound=self.lower_bound, n_threads=n_threads)
+        beta, beta_logit = (b, True) if self.beta_factor == 1 else (self._beta(b), False)
         if trace is not None:
-            note(q=l2_norm(q, c.l2_eps, form=c.l2_form), k=l2_norm(k, c.l2_eps, form=c.l2_form),
-                 beta=sigmoid(b) * np.float32(c.beta_factor))
-        o = gated_delta_net_inplace(
-            q[None], k[None], v[None], g, beta[None], ring.ssm(il), head_map=self.head_map, mode=mode, qk_l2norm=True,
-            l2_eps=c.l2_eps, l2_form=c.l2_form, beta_logit=c.beta_factor == 1, **rows)[0]
-        note(attn_output=o)
-        rms_norm_gated(o, z, self.norm, c.eps, activation=c.activation, out=o, n_threads=n_threads)
-        note(attn_out_norm=o)
-        y = self.project_out(o.reshape(len(x), c.H_v * c.S_v), lora)
-        note(linear_attn_out=y)
+            see(gate=g[0], beta=self._beta(b), q=_core.l2_norm(q, self.l2_eps, form=self.l2_form),
+                k=_core.l2_norm(k, self.l2_eps, form=self.l2_form))
+        _core.gated_delta_net_inplace(
+            q[None], k[None], v[None], g, beta[None], ssm, out=v[None], head_map=self.head_map, mode=mode,
+            qk_l2norm=True, l2_eps=self.l2_eps, l2_form=self.l2_form, beta_logit=beta_logit, **rows)
+        see(attn_output=v)
+        _core.rms_norm_gated(v, z, self.norm, self.norm_eps, activation=self.activation, out=v, n_threads=n_threads)
+        see(attn_out_norm=v)
+        y = self._matmul("out", qkv[:, 2 * self.key_size:], self.out)
+        see(linear_attn_out=y)
         return batch.scatter(y)
 
-    def split(self, qkv):
-        """Views: q, k (n, H_k, S_k) and v (n, H_v, S_v) of the convolution's channels."""
-        c, n = self.config, len(qkv)
-        return (qkv[:, self.q].reshape(n, c.H_k, c.S_k), qkv[:, self.k].reshape(n, c.H_k, c.S_k),
-                qkv[:, self.v].reshape(n, c.H_v, c.S_v))
-
-    def _input(self, x, batch):
-        x = x.numpy()[0, 0] if isinstance(x, Tensor) and x.ne[2] == x.ne[3] == 1 else np.asarray(x)
-        if x.dtype != np.float32:
-            raise TypeError(f"x must be float32, got {x.dtype}")
-        if x.shape != (batch.n_tokens, self.config.n_embd):
-            raise ValueError(f"x must have shape (n_tokens, n_embd) = ({batch.n_tokens}, {self.config.n_embd}), "
-                             f"got {x.shape}")
-        return x
-
-    def _ring(self, step, batch):
-        """The step's ring, if step, batch and layer go together."""
+    def _check_call(self, x, batch, step):
+        if getattr(x, "dtype", None) != np.float32 or not isinstance(x, np.ndarray):
+            raise TypeError(f"x must be a float32 array, got {getattr(x, 'dtype', type(x).__name__)}")
+        if x.shape != (batch.n_tokens, self.n_embd):
+            raise ValueError(f"x has shape {x.shape}, expected ({batch.n_tokens}, {self.n_embd}): "
+                             f"the batch's tokens, n_embd")
+        if not step.is_open:
+            raise ValueError("the step is already committed or aborted")
         if not (np.array_equal(step.seq_ids, batch.unique_ids) and np.array_equal(step.n_tokens, batch.lengths)):
-            raise ValueError(f"the step is of sequences {step.seq_ids} with {step.n_tokens} tokens, the batch of "
-                             f"{batch.unique_ids} with {batch.lengths}")
-        ring, need = step.ring, self.config.ring_extents
-        have = {name: getattr(ring, name) for name in need}
-        if have != need:
-            raise ValueError(f"the ring's rows are of {have}, the layer's of {need}")
-        return ring
+            raise ValueError(f"the step is of sequences {step.seq_ids} with {step.n_tokens} tokens, "
+                             f"the batch of {batch.unique_ids} with {batch.lengths}")
+        for name, value in self.extents.items():
+            if getattr(step.ring, name) != value:
+                raise ValueError(f"the ring has {name} = {getattr(step.ring, name)}, the layer {value}")
 
-    @property
-    def _projections(self):
-        return self.project_in, self.project_out
+    def _matmul(self, name, x, weight):
+        y = x @ weight.T
+        for A, B in self.lora.get(name, ()):
+            y += (x @ A.T) @ B.T
+        return y
 
-    def _lora(self, lora):
-        """LoRA pairs as float32 arrays of the right shapes."""
-        if not lora:
-            return None
-        owners = {name: p for p in self._projections for name in p.names}
-        if unknown := lora.keys() - owners.keys():
-            raise ValueError(f"lora names no projection of this layer: {sorted(unknown)}; there are {sorted(owners)}")
-        return {name: [_lora_pair(owners[name], name, *pair) for pair in pairs] for name, pairs in lora.items()}
+    def _project_inputs(self, x):
+        y = x @ self.inputs.T
+        parts = {name: y[:, columns] for name, columns in self.columns.items()}
+        for name, part in parts.items():
+            for A, B in self.lora.get(name, ()):
+                part += (x @ A.T) @ B.T
+        return parts
 
+    def _split(self, qkv):
+        n = len(qkv)
+        q, k, v = np.split(qkv, [self.key_size, 2 * self.key_size], axis=1)
+        return q.reshape(n, self.H_k, self.S_k), k.reshape(n, self.H_k, self.S_k), self._heads(v)
 
-class GatedDeltaNet(DeltaLayer):
-    """One Gated DeltaNet mixer (arXiv 2412.06464), loaded by `from_state_dict` or `from_gguf`."""
+    def _heads(self, x):
+        return x.reshape(len(x), self.H_v, x.shape[1] // self.H_v)
 
-    def project(self, x, lora):
-        """Views of one matrix product: qkv (n, C), z (n, H_v, S_v), b and a (n, H_v)."""
-        c, y = self.config, self.project_in(x, lora)
-        C, D = c.conv_channels, c.conv_channels + c.H_v * c.S_v
-        return y[:, :C], y[:, C:D].reshape(len(x), c.H_v, c.S_v), y[:, D:D + c.H_v], y[:, D + c.H_v:]
-
-    @classmethod
-    def from_state_dict(cls, weights, prefix, config, *, lora=None):
-        """A layer from transformers' weights (qwen3_next, qwen3_5 and its relatives, olmo_hybrid).
-
-        weights  a mapping of names to arrays: numpy, torch, or what safetensors loads; read as float32
-        prefix   like "model.layers.1.linear_attn."
-        config   a mapping or object with transformers' field names, model_type among them
-
-        Raises ValueError naming a missing, mis-shaped or unknown tensor and what was expected.
-        """
-        from gdn.adapters import transformers
-        return cls(*transformers.gated_delta_net(weights, prefix, config), lora=lora)
-
-    @classmethod
-    def from_gguf(cls, path, block, *, lora=None):
-        """Block `block` of a GGUF file (qwen3next, qwen35, qwen35moe), any tensor type the gguf package can read.
-
-        Raises ValueError for a file that is no GGUF, is truncated or contradicts itself, and for missing or mis-shaped
-        tensors; IndexError for a block outside the file.
-        """
-        from gdn.adapters import gguf
-        return cls(*gguf.gated_delta_net(path, block), lora=lora)
+    def _beta(self, b):
+        return (self.beta_factor * reference.sigmoid(b)).astype(np.float32)
 
 
-class KimiDeltaAttention(DeltaLayer):
-    """One Kimi Delta Attention mixer (arXiv 2510.26692), loaded by `from_state_dict` or `from_gguf`.
+class GatedDeltaNet(_Layer):
+    """The linear-attention layer of Qwen3-Next, Qwen3.5 and OLMo-Hybrid (arXiv 2412.06464).
 
-    gate_a  Projection from f_a's outputs to the decay's channels;  gate_z from g_a's to the output gate's
+    config    kind "gdn", n_embd, H_k, H_v, S_k, S_v, width, head_map ("tiled" or "interleaved"), norm_eps, l2_eps,
+              l2_form, beta_factor (1, or 2 for beta in (0, 2)), activation of the gated norm ("silu" or "sigmoid")
+    weights   float32, rows are outputs: qkv (C, n_embd) with rows q | k | v over heads, C = 2 H_k S_k + H_v S_v;
+              z (H_v S_v, n_embd); b, a (H_v, n_embd); conv (C, width), conv_bias (C,) or none; A (H_v,) = -exp(A_log);
+              dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v)
+    lora      {projection: [(A (r, inputs), B (outputs, r), scale), ...]}: y += scale * B (A x), by the names above
+
+    ValueError names what is missing or mis-shaped and what was expected.
     """
 
-    def __init__(self, config, project_in, gate_a, gate_z, *weights, lora=None):
-        self.gate_a, self.gate_z = gate_a, gate_z
-        super().__init__(config, project_in, *weights, lora=lora)
+    KIND = "gdn"
+    INPUTS = ("qkv", "z", "b", "a")
+    LOW_RANK = ()
 
-    def project(self, x, lora):
-        """Three matrix products: qkv (n, C), z (n, H, S_v), b (n, H), a (n, H, S_k)."""
-        c, y = self.config, self.project_in(x, lora)
-        C, r = c.conv_channels, self.gate_a.weight.shape[1]
-        b, f, g = y[:, C:C + c.H_v], y[:, C + c.H_v:C + c.H_v + r], y[:, C + c.H_v + r:]
-        z, a = self.gate_z(g, lora), self.gate_a(f, lora)
-        return y[:, :C], z.reshape(len(x), c.H_v, c.S_v), b, a.reshape(len(x), c.H_v, c.S_k)
+    def _kind_shapes(self, weights):
+        return {"z": (self.value_size, self.n_embd), "a": (self.H_v, self.n_embd), "dt_bias": (self.H_v,)}
 
-    @property
-    def _projections(self):
-        return self.project_in, self.gate_a, self.gate_z, self.project_out
+    def _project(self, x):
+        p = self._project_inputs(x)
+        return p["qkv"], self._heads(p["z"]), p["b"], p["a"]
 
-    @classmethod
-    def from_state_dict(cls, weights, prefix, config, *, lora=None):
-        """As GatedDeltaNet.from_state_dict, for kimi_linear: released names and run-time names."""
-        from gdn.adapters import transformers
-        return cls(*transformers.kimi_delta_attention(weights, prefix, config), lora=lora)
 
-    @classmethod
-    def from_gguf(cls, path, block, *, lora=None):
-        """As GatedDeltaNet.from_gguf, for kimi-linear."""
-        from gdn.adapters import gguf
-        return cls(*gguf.kimi_delta_attention(path, block), lora=lora)
+class KimiDeltaAttention(_Layer):
+    """The linear-attention layer of Kimi-Linear (arXiv 2510.26692): a gate per key channel.
+
+    As `GatedDeltaNet`, but kind "kda"; lower_bound (a number or None) selects the bounded form of the gate; weights
+    f_a (r, n_embd), f_b (H_v S_k, r) in place of a, g_a (r, n_embd), g_b (H_v S_v, r) in place of z, and
+    dt_bias (H_v S_k,).
+    """
+
+    KIND = "kda"
+    INPUTS = ("qkv", "b", "f_a", "g_a")
+    LOW_RANK = ("f_b", "g_b")
+
+    def _kind_shapes(self, weights):
+        rank = {name: len(weights[name]) if np.ndim(weights.get(name)) == 2 else 1 for name in ("f_a", "g_a")}
+        return {"f_a": (rank["f_a"], self.n_embd), "f_b": (self.H_v * self.S_k, rank["f_a"]),
+                "g_a": (rank["g_a"], self.n_embd), "g_b": (self.value_size, rank["g_a"]),
+                "dt_bias": (self.H_v * self.S_k,)}
+
+    def _project(self, x):
+        p = self._project_inputs(x)
+        a = self._matmul("f_b", p["f_a"], self.low_rank["f_b"])
+        z = self._matmul("g_b", p["g_a"], self.low_rank["g_b"])
+        return p["qkv"], self._heads(z), p["b"], self._heads(a)
 
 
 class _Trace:
-    """Copies what it is told into a dict, in the batch's order; does nothing without a dict."""
+    """Copies of intermediates, in the batch's order, as the steps go on to work in place."""
 
     def __init__(self, trace, batch):
         self.trace, self.batch = trace, batch
 
-    def __call__(self, **values):
+    def __call__(self, **arrays):
         if self.trace is not None:
-            self.trace.update({name: self.batch.scatter(value.copy()) for name, value in values.items()})
-
-
-def sigmoid(x):
-    """1 / (1 + exp(-x)), without overflow, accurate on both sides."""
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, np.float32(1), e) / (1 + e)
-
-
-def _lora_pair(projection, name, A, B, scale):
-    A, B = np.asarray(A, np.float32), np.asarray(B, np.float32)
-    n_out, n_in = np.empty(len(projection.weight), bool)[projection.names[name]].size, projection.weight.shape[1]
-    if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
-        raise ValueError(f"lora of {name}: A must be (rank, {n_in}) and B ({n_out}, rank), got {A.shape} and {B.shape}")
-    return A, B, scale
+            self.trace.update((name, self.batch.scatter(np.array(x))) for name, x in arrays.items())

@@ -1,1 +1,1 @@
-"""Ways in from other formats and frameworks; each is imported only when asked for."""
+"""Readers of other projects' weights and stand-ins for their functions; each imports its package only when used."""

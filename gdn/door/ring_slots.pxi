@@ -8,7 +8,7 @@ cdef enum:
 # ---------------------------------------------------------------- finding, with the lock held
 
 cdef int64_t find(gdn_ring_header *ring, int64_t seq_id) noexcept nogil:
-    """The sequence's slot or -1.  The id table only hints: what it says is checked, what it does not know is searched."""
+    """The sequence's slot or -1.  The id table hints: what it says is checked, what it lacks is searched."""
     cdef int32_t *hints = <int32_t *>(<char *>ring + ring.hints_offset)
     cdef uint32_t mask = <uint32_t>ring.n_hints - 1
     cdef uint32_t start = <uint32_t>((<uint64_t>seq_id * <uint64_t>0x9E3779B97F4A7C15) >> 32)
