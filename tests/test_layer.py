@@ -338,3 +338,12 @@ def test_calls_are_checked(case):
     other.acquire(8)
     with other.begin(batch) as step, pytest.raises(ValueError, match="the ring has H_v"):
         case.layer(x, batch, step, 0)
+
+
+@pytest.mark.parametrize("family", ["qwen3next", "qwen35"])
+def test_gguf(family):
+    """The layer of a GGUF file (qwen35's value heads are tiled there) equals the one of transformers' weights."""
+    case = Case(family)
+    case.layer = gdn.GatedDeltaNet.from_gguf(DATA / f"{family}.gguf", 1)
+    assert case.layer.head_map == ("tiled" if family == "qwen35" else "interleaved")
+    assert_close(one_sequence(case.ring(), case, [70, 1, 4]), case.y, "y")
