@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gdn import _core, reference
+from gdn import _core, forms, reference
 
 __all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
 
@@ -15,7 +15,7 @@ class _Layer:
 
     def __init__(self, weights, config, lora=None):
         self._read_config(config)
-        w = self._check_weights(weights)
+        w = self._check_weights(forms.flat(weights, config))
         self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
         self.A, self.norm, self.out = w["A"], w["norm"], w["out"]
         self.dt_bias = w["dt_bias"]
@@ -24,7 +24,7 @@ class _Layer:
         ends = np.cumsum([len(w[name]) for name in self.INPUTS])
         self.columns = {name: slice(end - len(w[name]), end) for name, end in zip(self.INPUTS, ends, strict=True)}
         self.low_rank = {name: w[name] for name in self.LOW_RANK}
-        self.lora = self._check_lora(lora or {}, w)
+        self.lora = self._check_lora(lora or {}, w, config)
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 
@@ -89,20 +89,25 @@ class _Layer:
                 raise ValueError(f"weights: {name} has shape {checked[name].shape}, expected {shape}")
         return checked
 
-    def _check_lora(self, lora, w):
+    def _check_lora(self, lora, w, config):
+        """Pairs by flat projection, B times scale; the names may be those that the weights came under."""
+        came, shapes = config.get("projections", {}), {name: w[name].shape for name in (*self.LOW_RANK, "out")}
+        shapes |= {name: (n, self.n_embd) for name, n in forms.rows(config).items()
+                   if self.KIND == "gdn" or name in forms.JOINED["qkv"]}
+        shapes |= {name: w[name].shape for name in self.INPUTS}
         checked = {}
         for name, pairs in lora.items():
-            if name not in (*self.INPUTS, *self.LOW_RANK, "out"):
-                raise ValueError(f"lora: unknown projection {name!r}, expected one of "
-                                 f"{', '.join((*self.INPUTS, *self.LOW_RANK, 'out'))}")
-            checked[name] = []
-            n_out, n_in = w[name].shape
+            slot = came.get(name, name)
+            if slot not in shapes:
+                raise ValueError(f"lora: unknown projection {name!r}, expected one of {', '.join((*shapes, *came))}")
+            n_out, n_in = shapes[slot]
             for A, B, scale in pairs:
                 A, B = np.ascontiguousarray(A, np.float32), np.ascontiguousarray(B, np.float32)
                 if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
                     raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {n_in}) "
                                      f"and ({n_out}, r)")
-                checked[name].append((A, B * np.float32(scale)))
+                for flat, part in forms.spread(slot, B * np.float32(scale), config).items():
+                    checked.setdefault(flat, []).append((A, part))
         return checked
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
@@ -196,8 +201,9 @@ class GatedDeltaNet(_Layer):
               l2_form, beta_factor (1, or 2 for beta in (0, 2)), activation of the gated norm ("silu" or "sigmoid")
     weights   float32, rows are outputs: qkv (C, n_embd) with rows q | k | v over heads, C = 2 H_k S_k + H_v S_v;
               z (H_v S_v, n_embd); b, a (H_v, n_embd); conv (C, width), conv_bias (C,) or none; A (H_v,) = -exp(A_log);
-              dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v)
-    lora      {projection: [(A (r, inputs), B (outputs, r), scale), ...]}: y += scale * B (A x), by the names above
+              dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v).  Fused or separate forms: see `gdn.forms`
+    lora      {projection: [(A (r, inputs), B (outputs, r), scale), ...]}: y += scale * B (A x), by the names above,
+              of any form, or by those that the weights were loaded under (in_proj_qkvz, ssm_ba, ...)
 
     ValueError names what is missing or mis-shaped and what was expected.
     """

@@ -8,8 +8,7 @@ import math
 import operator
 import re
 
-import numpy as np
-
+from gdn import forms
 from gdn.adapters._gguf_file import GGUFFile
 
 HEAD_MAPS = {"qwen3next": "interleaved", "qwen35": "tiled", "qwen35moe": "tiled", "kimi-linear": "interleaved"}
@@ -31,9 +30,11 @@ def read_layer(path, il):
             raise file.error(f"block {il} is no linear-attention layer; those are {_linear_layers(file)}")
         config = _config(file)
         weights = {}
-        for key, (name, ne) in _tensors(file, il, config).items():
+        tensors = _tensors(file, il, config)
+        for key, (name, ne) in tensors.items():
             weights[key] = file.read(name, ne)
-    return _regrouped(weights, config), config
+    names = {name.split(".")[2]: key for key, (name, _) in tensors.items() if key in (*PROJECTIONS, "out")}
+    return forms.flat(weights, config), {**config, "projections": names}
 
 
 def describe(path):
@@ -189,24 +190,3 @@ def _kda_projections(file, il, E, inner, width):
         table[f"{gate}_a"] = (f"ssm_{gate}_a.weight", (E, rank))
         table[f"{gate}_b"] = (f"ssm_{gate}_b.weight", (rank, inner))
     return table
-
-
-def _regrouped(weights, config):
-    """Flat q | k | v rows, z, b and a apart, from whichever form the file had."""
-    H_k, S_k = config["H_k"], config["S_k"]
-    values = config["H_v"] // H_k * config["S_v"]
-    if "qkvz" in weights:
-        q, k, v, z = _split(weights.pop("qkvz"), H_k, [S_k, S_k, values, values])
-        weights |= {"qkv": np.concatenate([q, k, v]), "z": z}
-    if "ba" in weights:
-        weights["b"], weights["a"] = _split(weights.pop("ba"), H_k, [config["H_v"] // H_k] * 2)
-    if "q" in weights:
-        weights["qkv"] = np.concatenate([weights.pop(x) for x in "qkv"])
-        weights["conv"] = np.concatenate([weights.pop(f"conv_{x}") for x in "qkv"])
-    return weights
-
-
-def _split(w, H_k, sizes):
-    """Rows grouped per key head, one group of `sizes` after another, as one array for each size."""
-    parts = np.split(w.reshape(H_k, sum(sizes), -1), np.cumsum(sizes)[:-1], axis=1)
-    return [np.ascontiguousarray(part.reshape(-1, w.shape[1])) for part in parts]

@@ -2,9 +2,30 @@
 
 import numpy as np
 
+from gdn import forms
+
 __all__ = ["read_layer"]
 
 QWEN = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+
+NAMES = {
+    "qkvz": ("in_proj_qkvz.weight",), "qkv": ("in_proj_qkv.weight",), "z": ("in_proj_z.weight", "g_proj.weight"),
+    "q": ("q_proj.weight",), "k": ("k_proj.weight",), "v": ("v_proj.weight",),
+    "ba": ("in_proj_ba.weight",), "b": ("in_proj_b.weight", "b_proj.weight"),
+    "a": ("in_proj_a.weight", "a_proj.weight"),
+    "f_a": ("forget_gate.f_a_proj.weight", "f_a_proj.weight"),
+    "f_b": ("forget_gate.f_b_proj.weight", "f_b_proj.weight"),
+    "g_a": ("g_a_proj.weight",), "g_b": ("g_b_proj.weight",),
+    "conv": ("conv1d.weight",), "conv_bias": ("conv1d.bias",),
+    **{f"conv_{x}": (f"{x}_conv1d.weight",) for x in "qkv"},
+    **{f"conv_bias_{x}": (f"{x}_conv1d.bias",) for x in "qkv"},
+    "A_log": ("A_log", "forget_gate.A_log"), "dt_bias": ("dt_bias", "forget_gate.dt_bias"),
+    "norm": ("norm.weight", "o_norm.weight"), "out": ("out_proj.weight", "o_proj.weight"),
+}
+CONV = ("conv",), forms.JOINED["conv"]
+FORMS = {"gdn": ((("qkvz",), ("qkv", "z"), ("q", "k", "v", "z")), (("ba",), ("b", "a")), CONV),
+         "kda": ((("qkv",), ("q", "k", "v")), CONV, (("b", "f_a", "f_b", "g_a", "g_b"),))}
+OPTIONAL = ("conv_bias", *forms.JOINED["conv_bias"])
 
 
 def read_layer(weights, prefix, config):
@@ -15,26 +36,28 @@ def read_layer(weights, prefix, config):
     config    a mapping or object with transformers' field names; model_type qwen3_next, qwen3_5(_moe)(_text),
               olmo_hybrid or kimi_linear.  A nested text_config is used if there is one.
 
-    Separate q, k, v convolutions and unprefixed gate names, as released checkpoints have them, are read too.
-    ValueError: an unknown model type, a missing field, or a tensor that is missing or mis-shaped.
+    Projections may be fused or apart as `gdn.forms` says, whatever the model type.  Separate q, k, v convolutions and
+    unprefixed gate names, as released checkpoints have them, are read too.
+    ValueError: an unknown model type, a missing field, a tensor that is missing, mis-shaped or of no known use.
+    TypeError: a tensor that is not floating point.
     """
     field = _Fields(config)
-    source = _Source(weights, prefix)
     model = field("model_type")
     if field("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"config: hidden_act {field('hidden_act')!r}, the convolution has silu only")
     if model in QWEN:
-        layer, read = _linear_config(field), (_fused if _is_fused(source) else _qwen35)
+        layer = _linear_config(field)
     elif model == "olmo_hybrid":
-        layer, read = _linear_config(field), _olmo
+        layer = _linear_config(field)
         layer["norm_eps"] = 1e-5                        # fixed in the model, whatever the config says
         layer["beta_factor"] = 2.0 if field("linear_allow_neg_eigval", True) else 1.0
     elif model == "kimi_linear":
-        layer, read = _kimi_config(field), _kimi
+        layer = _kimi_config(field)
     else:
         raise ValueError(f"config: unknown model_type {model!r}, expected one of "
                          f"{', '.join((*QWEN, 'olmo_hybrid', 'kimi_linear'))}")
-    return read(source, layer), layer
+    source = _Source(weights, prefix)
+    return _read(source, layer), {**layer, "projections": source.projections()}
 
 
 def _linear_config(field):
@@ -59,84 +82,88 @@ def _layer_config(kind, field, H_k, H_v, S_k, S_v, width, activation):
             "l2_form": "sum", "beta_factor": 1.0, "activation": activation, "lower_bound": None}
 
 
-# ---- the families ----------------------------------------------------------------------------------------------------
+# ---- tensors ---------------------------------------------------------------------------------------------------------
 
-def _is_fused(source):
-    return "in_proj_qkvz.weight" in source
-
-
-def _fused(source, c):
-    """Qwen3-Next: rows grouped per key head, qkvz = q | k | v of r heads | z of r heads, ba = b of r | a of r."""
-    key, value, r = c["S_k"], c["H_v"] // c["H_k"] * c["S_v"], c["H_v"] // c["H_k"]
-    qkvz = source("in_proj_qkvz.weight", c["H_k"] * (2 * key + 2 * value), c["n_embd"])
-    q, k, v, z = _ungroup(qkvz, c["H_k"], (key, key, value, value))
-    b, a = _ungroup(source("in_proj_ba.weight", 2 * c["H_v"], c["n_embd"]), c["H_k"], (r, r))
-    return {"qkv": np.concatenate([q, k, v]), "z": z, "b": b, "a": a, **_common(source, c), **_scalar_gate(source, c)}
-
-
-def _ungroup(rows, n_groups, sizes):
-    grouped = rows.reshape(n_groups, sum(sizes), -1)
-    return [part.reshape(-1, rows.shape[1]) for part in np.split(grouped, np.cumsum(sizes)[:-1], axis=1)]
+def _shapes(source, c):
+    rows = forms.rows(c)
+    shapes = {name: (n, c["n_embd"]) for name, n in rows.items()}
+    for x, n in (("", rows["qkv"]), *((f"_{x}", rows[x]) for x in "qkv")):
+        shapes |= {f"conv{x}": (n, c["width"]), f"conv_bias{x}": (n,)}
+    for gate, n in (("f", c["H_v"] * c["S_k"]), ("g", rows["v"])):
+        rank = source.length(f"{gate}_a", c["S_v"])
+        shapes |= {f"{gate}_a": (rank, c["n_embd"]), f"{gate}_b": (n, rank)}
+    n_bias = c["H_v"] * c["S_k"] if c["kind"] == "kda" else c["H_v"]
+    return shapes | {"A_log": (c["H_v"],), "dt_bias": (n_bias,), "norm": (c["S_v"],), "out": (c["n_embd"], rows["v"])}
 
 
-def _qwen35(source, c):
-    C, value = _channels(c)
-    return {"qkv": source("in_proj_qkv.weight", C, c["n_embd"]), "z": source("in_proj_z.weight", value, c["n_embd"]),
-            "b": source("in_proj_b.weight", c["H_v"], c["n_embd"]),
-            "a": source("in_proj_a.weight", c["H_v"], c["n_embd"]), **_common(source, c), **_scalar_gate(source, c)}
+def _read(source, c):
+    shapes = _shapes(source, c)
+    slots = [slot for choice in FORMS[c["kind"]] for slot in max(choice, key=source.share)]
+    slots += ["A_log", "dt_bias", "norm", "out", *(slot for slot in OPTIONAL if source.find(slot))]
+    w = {slot: source(slot, shapes[slot]) for slot in slots}
+    source.refuse_unused()
+    with np.errstate(over="ignore"):                    # -inf: a head that forgets everything
+        w["A"] = -np.exp(w.pop("A_log"))
+    return forms.flat(w, c)
 
 
-def _olmo(source, c):
-    return {"qkv": _separate(source, c), "z": source("g_proj.weight", c["H_v"] * c["S_v"], c["n_embd"]),
-            "b": source("b_proj.weight", c["H_v"], c["n_embd"]), "a": source("a_proj.weight", c["H_v"], c["n_embd"]),
-            **_common(source, c, "o_norm", "o_proj"), **_scalar_gate(source, c)}
+class _Source:
+    """A layer's tensors by what they are for, as float32 arrays, their extents checked up to axes of one."""
+
+    def __init__(self, weights, prefix):
+        self.weights, self.prefix = weights, prefix
+        self.names = {name for name in weights.keys() if name.startswith(prefix)}
+        self.used = {}
+
+    def find(self, slot):
+        return next((self.prefix + name for name in NAMES[slot] if self.prefix + name in self.names), None)
+
+    def share(self, slots):
+        """How much of a form is there: of none that is whole, the closest says best what is missing."""
+        return sum(self.find(slot) is not None for slot in slots) / len(slots)
+
+    def tensor(self, name):
+        get = self.weights.get_tensor if hasattr(self.weights, "get_tensor") else self.weights.__getitem__
+        x = get(name)
+        return x if hasattr(x, "shape") else np.asarray(x)
+
+    def length(self, slot, default):
+        name = self.find(slot)
+        return default if name is None or not self.tensor(name).shape else int(self.tensor(name).shape[0])
+
+    def __call__(self, slot, shape):
+        name = self.find(slot)
+        if name is None:
+            names = " or ".join(self.prefix + known for known in NAMES[slot])
+            raise ValueError(f"weights lack {names}, expected shape {shape}")
+        x = self.tensor(name)
+        have = tuple(int(n) for n in x.shape)
+        if [n for n in have if n != 1] != [n for n in shape if n != 1]:
+            raise ValueError(f"weights: {name} has shape {have}, expected {shape}")
+        self.used[slot] = name
+        return _float32(x, name).reshape(shape)
+
+    def refuse_unused(self):
+        """A bias or a scale that is read by nobody would make another model of it."""
+        unused = sorted(self.names - set(self.used.values()))
+        if unused:
+            raise ValueError(f"weights: {', '.join(unused)} of no known use in this layer")
+
+    def projections(self):
+        """{name under which a projection came: its name in `gdn.forms`}, for LoRA."""
+        return {name.removeprefix(self.prefix).removesuffix(".weight"): slot for slot, name in self.used.items()
+                if name.endswith("proj.weight") or "in_proj" in name}
 
 
-def _kimi(source, c):
-    gate = "forget_gate." if "forget_gate.A_log" in source else ""
-    n_key, rank = c["H_v"] * c["S_k"], c["S_k"]
-    return {"qkv": _separate(source, c), "b": source("b_proj.weight", c["H_v"], c["n_embd"]),
-            "f_a": source(gate + "f_a_proj.weight", rank, c["n_embd"]),
-            "f_b": source(gate + "f_b_proj.weight", n_key, rank),
-            "g_a": source("g_a_proj.weight", rank, c["n_embd"]),
-            "g_b": source("g_b_proj.weight", c["H_v"] * c["S_v"], rank),
-            **_common(source, c, "o_norm", "o_proj"), **_scalar_gate(source, c, gate, n_key)}
+def _float32(x, name):
+    if hasattr(x, "detach"):                            # torch, whose bfloat16 numpy does not read
+        if not x.is_floating_point():
+            raise TypeError(f"weights: {name} must be floating point, got {x.dtype}")
+        x = x.detach().float().cpu().numpy()
+    if x.dtype.kind != "f" and x.dtype.name != "bfloat16":
+        raise TypeError(f"weights: {name} must be floating point, got {x.dtype}")
+    return np.asarray(x, np.float32)
 
-
-def _channels(c):
-    return 2 * c["H_k"] * c["S_k"] + c["H_v"] * c["S_v"], c["H_v"] * c["S_v"]
-
-
-def _sizes(c):
-    return {"q": c["H_k"] * c["S_k"], "k": c["H_k"] * c["S_k"], "v": c["H_v"] * c["S_v"]}
-
-
-def _separate(source, c):
-    return np.concatenate([source(f"{x}_proj.weight", n, c["n_embd"]) for x, n in _sizes(c).items()])
-
-
-def _common(source, c, norm="norm", out="out_proj"):
-    C, value = _channels(c)
-    weights = {"norm": source(f"{norm}.weight", c["S_v"]), "out": source(f"{out}.weight", c["n_embd"], value)}
-    if "conv1d.weight" in source or "q_conv1d.weight" not in source:
-        weights["conv"] = source("conv1d.weight", C, 1, c["width"])
-    else:
-        weights["conv"] = np.concatenate([source(f"{x}_conv1d.weight", n, 1, c["width"])
-                                          for x, n in _sizes(c).items()])
-    if "conv1d.bias" in source:
-        weights["conv_bias"] = source("conv1d.bias", C)
-    elif "q_conv1d.bias" in source:
-        weights["conv_bias"] = np.concatenate([source(f"{x}_conv1d.bias", n) for x, n in _sizes(c).items()])
-    weights["conv"] = weights["conv"].reshape(C, c["width"])
-    return weights
-
-
-def _scalar_gate(source, c, gate="", n_bias=None):
-    A_log = source(gate + "A_log", c["H_v"])
-    return {"A": -np.exp(A_log), "dt_bias": source(gate + "dt_bias", n_bias or c["H_v"])}
-
-
-# ---- access ----------------------------------------------------------------------------------------------------------
 
 class _Fields:
     """Fields of a mapping or an object."""
@@ -156,27 +183,3 @@ class _Fields:
         if default:
             return default[0]
         raise ValueError(f"config lacks {name}")
-
-
-class _Source:
-    """Tensors as float32 arrays, their extents checked up to axes of one."""
-
-    def __init__(self, weights, prefix):
-        self.weights, self.prefix = weights, prefix
-        self.names = set(weights.keys())
-
-    def __contains__(self, name):
-        return self.prefix + name in self.names
-
-    def __call__(self, name, *shape):
-        name = self.prefix + name
-        if name not in self.names:
-            raise ValueError(f"weights lack {name}, expected shape {shape}")
-        get = self.weights.get_tensor if hasattr(self.weights, "get_tensor") else self.weights.__getitem__
-        x = get(name)
-        if hasattr(x, "detach"):                        # torch, whose bfloat16 numpy does not read
-            x = x.detach().float().cpu().numpy()
-        x = np.asarray(x, np.float32)
-        if [n for n in x.shape if n != 1] != [n for n in shape if n != 1]:
-            raise ValueError(f"weights: {name} has shape {x.shape}, expected {shape}")
-        return x.reshape(shape)
