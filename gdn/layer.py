@@ -169,13 +169,17 @@ class _Layer:
                 raise ValueError(f"the ring has {name} = {getattr(step.ring, name)}, the layer {value}")
 
     def _matmul(self, name, x, weight):
-        y = x @ weight.T
+        y = self._product(x, weight)
         for A, B in self.lora.get(name, ()):
             y += (x @ A.T) @ B.T
         return y
 
+    @staticmethod
+    def _product(x, weight):
+        return x @ weight.T
+
     def _project_inputs(self, x):
-        y = x @ self.inputs.T
+        y = self._product(x, self.inputs)
         parts = {name: y[:, columns] for name, columns in self.columns.items()}
         for name, part in parts.items():
             for A, B in self.lora.get(name, ()):
