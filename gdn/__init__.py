@@ -17,4 +17,6 @@ from gdn._core import (  # noqa: F401
 )
 from gdn._tensor import Tensor  # noqa: F401
 from gdn._version import __version__  # noqa: F401
+from gdn.batch import Batch  # noqa: F401
+from gdn.layer import GatedDeltaNet, KimiDeltaAttention  # noqa: F401
 from gdn.ring import RingFullError, StateLostError, StateRing  # noqa: F401

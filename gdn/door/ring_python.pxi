@@ -367,9 +367,10 @@ cdef class Step:
 
     seq_ids, n_tokens (n,); rows_in (n,): the row of every layer's cache that holds a sequence's state, -1 where it
     starts from zeros; rows_out (n, K): the row that the state s tokens before its end goes to, -1 where there is none.
+    ring: the ring it is of.  is_open: neither committed nor aborted.
     A step that is dropped without either is aborted.
     """
-    cdef Ring ring
+    cdef readonly Ring ring
     cdef gdn_ring_step s
     cdef readonly ndarray seq_ids, n_tokens, rows_in, rows_out
 
@@ -379,6 +380,10 @@ cdef class Step:
     def __dealloc__(self):
         if self.ring is not None and self.s.step != 0:
             ring_abort(self.ring.ring, &self.s)
+
+    @property
+    def is_open(self):
+        return self.s.step != 0
 
     def commit(self):
         """Publish the new states of all sequences at once.  ValueError if the step is over."""
@@ -407,7 +412,10 @@ cdef class Step:
             self.finish(kind is None)
 
 
-cdef int refuse(Ring ring, gdn_status status, int64_t seq_id, str busy="in a step (this or another), or being copied, saved or filled") except -1:
+cdef str BUSY = "in a step (this or another), or being copied, saved or filled"
+
+
+cdef int refuse(Ring ring, gdn_status status, int64_t seq_id, str busy=BUSY) except -1:
     """The exception for a status other than GDN_OK."""
     if status == GDN_OK:
         return 0

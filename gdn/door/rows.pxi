@@ -39,6 +39,8 @@ cdef gdn_status rows_check(const row_call *r, char *message, size_t size) noexce
     cdef int64_t i
     if status != GDN_OK:
         return status
+    if r.n_slots > (<int64_t>1 << 40) // max(r.n_seqs, <int64_t>1):                    # their product is a size
+        return fail(message, size, GDN_ERR_VALUE, "%lld sequences cannot keep %lld slots each", r.n_seqs, r.n_slots)
     if r.state.data != NULL and r.rows_in == NULL and n_in < r.n_seqs:
         return fail(message, size, GDN_ERR_SHAPE, "state has %lld rows, the call has %lld sequences", n_in, r.n_seqs)
     if r.rows_in != NULL and r.state.data != NULL:

@@ -180,11 +180,11 @@ static inline vf v_mul_zero(vf a, vf b)
 }
 
 /* log(1 + exp(x)) with relative accuracy at both ends: max(x, 0) + log1p(exp(-|x|)),
- * log1p(t) = 2 atanh(t / (2 + t)) as its series, |t / (2 + t)| <= 1/3; t itself where halving would lose its last bits. */
+ * log1p(t) = 2 atanh(t / (2 + t)) as its series, |t / (2 + t)| <= 1/3. */
 static inline vf v_softplus(vf x)
 {
     vf t = v_exp(v_select(x > 0.0f, -x, x));
-    vf s = t / (2.0f + t), s2 = s * s;
+    vf twice = t / (1.0f + 0.5f * t), s2 = 0.25f * twice * twice;    /* 2 s: halving would lose a subnormal's last bit */
     vf p = v_set(1.0f / 15);
     p = p * s2 + 1.0f / 13;
     p = p * s2 + 1.0f / 11;
@@ -192,8 +192,7 @@ static inline vf v_softplus(vf x)
     p = p * s2 + 1.0f / 7;
     p = p * s2 + 1.0f / 5;
     p = p * s2 + 1.0f / 3;
-    p = 2.0f * s + (2.0f * s) * (s2 * p);
-    p = v_select(t < 0x1p-64f, t, p);
+    p = twice + twice * (s2 * p);
     return v_select(x > 0.0f, x + p, p);
 }
 

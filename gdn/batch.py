@@ -1,0 +1,96 @@
+"""A batch of tokens of several sequences, in any order."""
+
+import numpy as np
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """Which sequence, and optionally which position, every token of a batch belongs to.
+
+    seq_ids     (n_tokens,) integers in any order, repeated ids interleaved as they come; within one sequence the order
+                given is the order in time.  -1 is padding: it touches no state, and its output rows are zero.
+    positions   (n_tokens,) integers: how many tokens the state has seen before this one (no RoPE positions); those of
+                padding are ignored.  A sequence whose first position is 0 starts afresh.  None continues every
+                sequence where it stands.
+
+    ValueError: a token with several ids (fork a sequence with ``ring.copy``), positions of another length, negative,
+    or not consecutive within a sequence.  TypeError: anything but integers.  That the first position continues the
+    sequence is checked by ``ring.begin(batch)``.
+
+    n_tokens            entries, padding included
+    unique_ids          (n_seqs,) int64 ids in the order of first appearance, lengths (n_seqs,) their tokens
+    starts_fresh        (n_seqs,) bool;  first_positions (n_seqs,) int64, -1 = continue
+    cu_seqlens          (n_seqs + 1,) int64 bounds of the sequences once grouped
+    order               entry of every grouped token, or None where the batch is grouped and unpadded already
+    """
+
+    def __init__(self, seq_ids, positions=None):
+        ids = _integers(seq_ids, "seq_ids")
+        self.seq_ids, self.n_tokens = ids, len(ids)
+        unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+        real = np.flatnonzero(unique != -1)
+        by_appearance = real[np.argsort(first[real])]
+        rank = np.full(len(unique), -1, np.int64)
+        rank[by_appearance] = np.arange(len(by_appearance))
+        ranks = rank[inverse]
+        self.unique_ids = unique[by_appearance]
+        self.lengths = np.bincount(ranks[ranks >= 0], minlength=len(self.unique_ids)).astype(np.int64)
+        self.cu_seqlens = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+        order = np.argsort(ranks, kind="stable")[self.n_tokens - self.cu_seqlens[-1]:]
+        self.order = None if np.array_equal(order, np.arange(self.n_tokens)) else order
+        self.first_positions = np.full(len(self.unique_ids), -1, np.int64)
+        if positions is not None:
+            self._read_positions(_integers(positions, "positions"), order)
+        self.starts_fresh = self.first_positions == 0
+
+    def _read_positions(self, positions, order):
+        if len(positions) != self.n_tokens:
+            raise ValueError(f"positions has {len(positions)} entries, seq_ids {self.n_tokens}")
+        grouped = positions[order]
+        self.first_positions = grouped[self.cu_seqlens[:-1]]
+        within = np.arange(len(grouped)) - np.repeat(self.cu_seqlens[:-1], self.lengths)
+        expected = np.repeat(self.first_positions, self.lengths) + within
+        bad = np.flatnonzero((grouped != expected) | (grouped < 0))
+        if len(bad):
+            i = bad[0]
+            seq_id = self.seq_ids[order[i]]
+            if grouped[i] < 0:
+                raise ValueError(f"positions must not be negative, got {grouped[i]} for sequence {seq_id}")
+            raise ValueError(f"position {grouped[i]} of sequence {seq_id} does not continue it: expected {expected[i]}")
+
+    @property
+    def n_seqs(self):
+        return len(self.unique_ids)
+
+    def gather(self, x):
+        """Rows of the batch's order, grouped by sequence and without padding; x itself where nothing moves."""
+        return x if self.order is None else x[self.order]
+
+    def scatter(self, x):
+        """Grouped rows back in the batch's order, zeros for padding; x itself where nothing moves."""
+        if self.order is None:
+            return x
+        out = np.zeros((self.n_tokens, *x.shape[1:]), x.dtype)
+        out[self.order] = x
+        return out
+
+    def __repr__(self):
+        return f"gdn.Batch(n_tokens={self.n_tokens}, unique_ids={self.unique_ids}, lengths={self.lengths})"
+
+
+def _integers(values, name):
+    several = f"{name} must hold one entry a token; a token of several sequences is not one token: ring.copy forks one"
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(several) from error
+    if array.ndim != 1:
+        raise ValueError(f"{several}; got shape {array.shape}")
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} must fit in 64 signed bits, got {array.max()}")
+    return np.array(array, np.int64)

@@ -1,0 +1,250 @@
+"""Whole linear-attention layers: Gated DeltaNet and Kimi Delta Attention, hidden states in, hidden states out."""
+
+import numpy as np
+
+from gdn import _core, reference
+
+__all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
+
+EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
+CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
+
+
+class _Layer:
+    """What both kinds share: weights in one flat form, the steps, the trace."""
+
+    def __init__(self, weights, config, lora=None):
+        self._read_config(config)
+        w = self._check_weights(weights)
+        self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
+        self.A, self.norm, self.out = w["A"], w["norm"], w["out"]
+        self.dt_bias = w["dt_bias"]
+        # One matmul of all projections of x; each is a slice of its columns.
+        self.inputs = np.concatenate([w[name] for name in self.INPUTS])
+        ends = np.cumsum([len(w[name]) for name in self.INPUTS])
+        self.columns = {name: slice(end - len(w[name]), end) for name, end in zip(self.INPUTS, ends, strict=True)}
+        self.low_rank = {name: w[name] for name in self.LOW_RANK}
+        self.lora = self._check_lora(lora or {}, w)
+
+    # ---- loading ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_state_dict(cls, weights, prefix, config, lora=None):
+        """From transformers' names: see `gdn.adapters.transformers.read_layer`."""
+        from gdn.adapters import transformers
+
+        return cls(*transformers.read_layer(weights, prefix, config), lora)
+
+    @classmethod
+    def from_gguf(cls, path, il, lora=None):
+        """Block il of a GGUF file, read through the `gguf` package; ValueError for a file that holds none such."""
+        from gdn.adapters import gguf
+
+        return cls(*gguf.read_layer(path, il), lora)
+
+    @property
+    def extents(self):
+        """What `StateRing.create` needs to know of the layer."""
+        return {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C, "conv_width": self.width}
+
+    def _read_config(self, config):
+        missing = [name for name in ("kind", *EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
+                   if name not in config]
+        if missing:
+            raise ValueError(f"config lacks {', '.join(missing)}")
+        if config["kind"] != self.KIND:
+            raise ValueError(f"config: kind is {config['kind']!r}, {type(self).__name__} needs {self.KIND!r}")
+        for name in EXTENTS:
+            value = config[name]
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"config: {name} must be a positive integer, got {value!r}")
+            setattr(self, name, int(value))
+        for name, choices in CHOICES.items():
+            if config[name] not in choices:
+                raise ValueError(f"config: {name} must be one of {choices}, got {config[name]!r}")
+            setattr(self, name, config[name])
+        if self.H_v % self.H_k:
+            raise ValueError(f"config: H_v = {self.H_v} is no multiple of H_k = {self.H_k}")
+        self.norm_eps, self.l2_eps = float(config["norm_eps"]), float(config["l2_eps"])
+        self.beta_factor = float(config["beta_factor"])
+        self.lower_bound = config.get("lower_bound")
+        self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
+        self.C = 2 * self.key_size + self.value_size
+
+    def _check_weights(self, weights):
+        shapes = {"qkv": (self.C, self.n_embd), "b": (self.H_v, self.n_embd), "conv": (self.C, self.width),
+                  "conv_bias": (self.C,), "A": (self.H_v,), "norm": (self.S_v,),
+                  "out": (self.n_embd, self.value_size), **self._kind_shapes(weights)}
+        unknown = sorted(set(weights) - set(shapes))
+        if unknown:
+            raise ValueError(f"weights: unknown {', '.join(unknown)}; expected {', '.join(shapes)}")
+        checked = {}
+        for name, shape in shapes.items():
+            if weights.get(name) is None:
+                if name == "conv_bias":
+                    continue
+                raise ValueError(f"weights lack {name}, expected shape {shape}")
+            checked[name] = np.ascontiguousarray(weights[name], np.float32)
+            if checked[name].shape != shape:
+                raise ValueError(f"weights: {name} has shape {checked[name].shape}, expected {shape}")
+        return checked
+
+    def _check_lora(self, lora, w):
+        checked = {}
+        for name, pairs in lora.items():
+            if name not in (*self.INPUTS, *self.LOW_RANK, "out"):
+                raise ValueError(f"lora: unknown projection {name!r}, expected one of "
+                                 f"{', '.join((*self.INPUTS, *self.LOW_RANK, 'out'))}")
+            checked[name] = []
+            n_out, n_in = w[name].shape
+            for A, B, scale in pairs:
+                A, B = np.ascontiguousarray(A, np.float32), np.ascontiguousarray(B, np.float32)
+                if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
+                    raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {n_in}) "
+                                     f"and ({n_out}, r)")
+                checked[name].append((A, B * np.float32(scale)))
+        return checked
+
+    # ---- the forward pass ------------------------------------------------------------------------------------------
+
+    def __call__(self, x, batch, step, il, *, mode="auto", n_threads=None, trace=None):
+        """The layer's output (n_tokens, n_embd) for hidden states x of the same shape, float32; the ring is updated.
+
+        batch     the `Batch` that step began with;  step: from ``ring.begin(batch)``;  il: the ring's layer
+        mode      of the delta rule: "auto", "chunked", "recurrent";  n_threads: of everything but the matmuls (BLAS)
+        trace     a dict that receives every intermediate, token-major in the batch's order, zeros for padding:
+                  qkv_mixed (n, C), z (n, H_v, S_v), b (n, H_v) logits, a and gate (n, H_v[, S_k]), beta (n, H_v),
+                  conv_output_silu (n, C), q and k (n, H_k, S_k) after the L2 norm, v, attn_output and attn_out_norm
+                  (n, H_v, S_v), linear_attn_out (n, n_embd)
+
+        Padding never changes a bit of anything.  ValueError: shapes that do not fit, a step that is over or of
+        another batch; TypeError: x is not float32; IndexError: no such layer.
+        """
+        self._check_call(x, batch, step)
+        see = _Trace(trace, batch)
+        ssm, conv = step.ring.ssm(il), step.ring.conv(il)
+        rows = {"rows_in": step.rows_in, "rows_out": step.rows_out, "cu_seqlens": batch.cu_seqlens,
+                "n_threads": n_threads}
+
+        x = batch.gather(x)
+        qkv, z, b, a = self._project(x)
+        see(qkv_mixed=qkv, z=z, b=b, a=a)
+        # From here on every step works in place, on views of the projection.
+        _core.causal_conv1d_inplace(qkv[None], self.conv, self.conv_bias, conv, out=qkv[None], **rows)
+        q, k, v = self._split(qkv)
+        see(conv_output_silu=qkv, v=v)
+        g = _core.decay_gate(a[None], self.A, self.dt_bias, lower_bound=self.lower_bound, n_threads=n_threads)
+        beta, beta_logit = (b, True) if self.beta_factor == 1 else (self._beta(b), False)
+        if trace is not None:
+            see(gate=g[0], beta=self._beta(b), q=_core.l2_norm(q, self.l2_eps, form=self.l2_form),
+                k=_core.l2_norm(k, self.l2_eps, form=self.l2_form))
+        _core.gated_delta_net_inplace(
+            q[None], k[None], v[None], g, beta[None], ssm, out=v[None], head_map=self.head_map, mode=mode,
+            qk_l2norm=True, l2_eps=self.l2_eps, l2_form=self.l2_form, beta_logit=beta_logit, **rows)
+        see(attn_output=v)
+        _core.rms_norm_gated(v, z, self.norm, self.norm_eps, activation=self.activation, out=v, n_threads=n_threads)
+        see(attn_out_norm=v)
+        y = self._matmul("out", qkv[:, 2 * self.key_size:], self.out)
+        see(linear_attn_out=y)
+        return batch.scatter(y)
+
+    def _check_call(self, x, batch, step):
+        if getattr(x, "dtype", None) != np.float32 or not isinstance(x, np.ndarray):
+            raise TypeError(f"x must be a float32 array, got {getattr(x, 'dtype', type(x).__name__)}")
+        if x.shape != (batch.n_tokens, self.n_embd):
+            raise ValueError(f"x has shape {x.shape}, expected ({batch.n_tokens}, {self.n_embd}): "
+                             f"the batch's tokens, n_embd")
+        if not step.is_open:
+            raise ValueError("the step is already committed or aborted")
+        if not (np.array_equal(step.seq_ids, batch.unique_ids) and np.array_equal(step.n_tokens, batch.lengths)):
+            raise ValueError(f"the step is of sequences {step.seq_ids} with {step.n_tokens} tokens, "
+                             f"the batch of {batch.unique_ids} with {batch.lengths}")
+        for name, value in self.extents.items():
+            if getattr(step.ring, name) != value:
+                raise ValueError(f"the ring has {name} = {getattr(step.ring, name)}, the layer {value}")
+
+    def _matmul(self, name, x, weight):
+        y = x @ weight.T
+        for A, B in self.lora.get(name, ()):
+            y += (x @ A.T) @ B.T
+        return y
+
+    def _project_inputs(self, x):
+        y = x @ self.inputs.T
+        parts = {name: y[:, columns] for name, columns in self.columns.items()}
+        for name, part in parts.items():
+            for A, B in self.lora.get(name, ()):
+                part += (x @ A.T) @ B.T
+        return parts
+
+    def _split(self, qkv):
+        n = len(qkv)
+        q, k, v = np.split(qkv, [self.key_size, 2 * self.key_size], axis=1)
+        return q.reshape(n, self.H_k, self.S_k), k.reshape(n, self.H_k, self.S_k), self._heads(v)
+
+    def _heads(self, x):
+        return x.reshape(len(x), self.H_v, x.shape[1] // self.H_v)
+
+    def _beta(self, b):
+        return (self.beta_factor * reference.sigmoid(b)).astype(np.float32)
+
+
+class GatedDeltaNet(_Layer):
+    """The linear-attention layer of Qwen3-Next, Qwen3.5 and OLMo-Hybrid (arXiv 2412.06464).
+
+    config    kind "gdn", n_embd, H_k, H_v, S_k, S_v, width, head_map ("tiled" or "interleaved"), norm_eps, l2_eps,
+              l2_form, beta_factor (1, or 2 for beta in (0, 2)), activation of the gated norm ("silu" or "sigmoid")
+    weights   float32, rows are outputs: qkv (C, n_embd) with rows q | k | v over heads, C = 2 H_k S_k + H_v S_v;
+              z (H_v S_v, n_embd); b, a (H_v, n_embd); conv (C, width), conv_bias (C,) or none; A (H_v,) = -exp(A_log);
+              dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v)
+    lora      {projection: [(A (r, inputs), B (outputs, r), scale), ...]}: y += scale * B (A x), by the names above
+
+    ValueError names what is missing or mis-shaped and what was expected.
+    """
+
+    KIND = "gdn"
+    INPUTS = ("qkv", "z", "b", "a")
+    LOW_RANK = ()
+
+    def _kind_shapes(self, weights):
+        return {"z": (self.value_size, self.n_embd), "a": (self.H_v, self.n_embd), "dt_bias": (self.H_v,)}
+
+    def _project(self, x):
+        p = self._project_inputs(x)
+        return p["qkv"], self._heads(p["z"]), p["b"], p["a"]
+
+
+class KimiDeltaAttention(_Layer):
+    """The linear-attention layer of Kimi-Linear (arXiv 2510.26692): a gate per key channel.
+
+    As `GatedDeltaNet`, but kind "kda"; lower_bound (a number or None) selects the bounded form of the gate; weights
+    f_a (r, n_embd), f_b (H_v S_k, r) in place of a, g_a (r, n_embd), g_b (H_v S_v, r) in place of z, and
+    dt_bias (H_v S_k,).
+    """
+
+    KIND = "kda"
+    INPUTS = ("qkv", "b", "f_a", "g_a")
+    LOW_RANK = ("f_b", "g_b")
+
+    def _kind_shapes(self, weights):
+        rank = {name: len(weights[name]) if np.ndim(weights.get(name)) == 2 else 1 for name in ("f_a", "g_a")}
+        return {"f_a": (rank["f_a"], self.n_embd), "f_b": (self.H_v * self.S_k, rank["f_a"]),
+                "g_a": (rank["g_a"], self.n_embd), "g_b": (self.value_size, rank["g_a"]),
+                "dt_bias": (self.H_v * self.S_k,)}
+
+    def _project(self, x):
+        p = self._project_inputs(x)
+        a = self._matmul("f_b", p["f_a"], self.low_rank["f_b"])
+        z = self._matmul("g_b", p["g_a"], self.low_rank["g_b"])
+        return p["qkv"], self._heads(z), p["b"], self._heads(a)
+
+
+class _Trace:
+    """Copies of intermediates, in the batch's order, as the steps go on to work in place."""
+
+    def __init__(self, trace, batch):
+        self.trace, self.batch = trace, batch
+
+    def __call__(self, **arrays):
+        if self.trace is not None:
+            self.trace.update((name, self.batch.scatter(np.array(x))) for name, x in arrays.items())

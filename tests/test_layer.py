@@ -1,0 +1,349 @@
+"""Whole layers: transformers' recorded ones with every intermediate, splits, mixed batches, rollback, padding, LoRA."""
+
+import numpy as np
+import pytest
+from helpers import DATA, assert_close, same_bits
+
+import gdn
+from gdn.adapters import transformers
+
+FAMILIES = {
+    "qwen3next": {"model_type": "qwen3_next", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                  "linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    "qwen35": {"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+               "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    "olmo": {"model_type": "olmo_hybrid", "linear_num_key_heads": 3, "linear_num_value_heads": 3,
+             "linear_key_head_dim": 24, "linear_value_head_dim": 48, "linear_allow_neg_eigval": True},
+    "kimi": {"model_type": "kimi_linear", "linear_num_heads": 3, "linear_head_dim": 32},
+}
+TRACE = {"conv_out": "conv_output_silu", "q_l2": "q", "k_l2": "k", "g": "gate", "beta": "beta", "core": "attn_output",
+         "gated_norm": "attn_out_norm", "z": "z", "b": "b", "a": "a", "y": "linear_attn_out"}
+
+
+def family_class(family):
+    return gdn.KimiDeltaAttention if family == "kimi" else gdn.GatedDeltaNet
+
+
+class Case:
+    """A family's recorded layer, loaded from its weights."""
+
+    def __init__(self, family):
+        self.data = dict(np.load(DATA / f"{family}.npz"))
+        self.config = {"hidden_size": 64, "linear_conv_kernel_dim": 4, "rms_norm_eps": float(self.data["eps"]),
+                       **FAMILIES[family]}
+        self.weights = {name[2:]: w for name, w in self.data.items() if name.startswith("w.")}
+        self.layer = family_class(family).from_state_dict(self.weights, "", self.config)
+        self.x, self.y = self.data["x"][0], self.data["y"][0]
+
+    def ring(self, n_slots=1, **options):
+        return gdn.StateRing.create(n_slots, n_layers=1, **self.layer.extents, **options)
+
+
+@pytest.fixture(params=FAMILIES)
+def case(request):
+    return Case(request.param)
+
+
+def run(layer, ring, x, seq_ids, positions=None, **options):
+    batch = gdn.Batch(seq_ids, positions)
+    with ring.begin(batch) as step:
+        return layer(x, batch, step, 0, **options)
+
+
+def one_sequence(ring, case, parts, **options):
+    ring.acquire(7)
+    ends = np.cumsum(parts)
+    return np.concatenate([run(case.layer, ring, case.x[end - n:end], [7] * n, **options)
+                           for n, end in zip(parts, ends, strict=True)])
+
+
+def state_of(ring, seq_id):
+    """The recurrent state [key][value] and the last width - 1 inputs of the convolution."""
+    with ring.begin([seq_id], [0]) as step:
+        row = step.rows_in[0]
+        return (ring.ssm(0).numpy()[row].swapaxes(-1, -2).copy(), ring.conv(0).numpy()[row].reshape(
+            ring.conv_channels, ring.conv_width - 1).copy())
+
+
+# ---- against transformers --------------------------------------------------------------------------------------------
+
+def test_every_intermediate(case):
+    """Prefill of 70 tokens, then 5 single steps."""
+    ring = case.ring()
+    ring.acquire(7)
+    traces = []
+    for start, end in [(0, 70), *((t, t + 1) for t in range(70, 75))]:
+        traces.append({})
+        y = run(case.layer, ring, case.x[start:end], [7] * (end - start), trace=traces[-1])
+        assert same_bits(y, traces[-1]["linear_attn_out"])
+        if end in (70, 75):
+            name = "prefill" if end == 70 else "final"
+            ssm, conv = state_of(ring, 7)
+            assert_close(ssm, case.data[f"state_{name}"][0], f"state after {end}")
+            assert_close(conv, case.data[f"conv_state_{name}"][0][:, 1:], f"convolution after {end}")
+    trace = {name: np.concatenate([t[name] for t in traces]) for name in traces[0]}
+    compared = 0
+    for name, ours in TRACE.items():
+        if name in case.data:
+            expected = case.data[name][0]
+            assert_close(trace[ours].reshape(expected.shape), expected, ours)
+            compared += 1
+    assert compared >= 8
+    assert_close(trace["v"].reshape(75, -1), case.data["conv_out"][0][:, 2 * case.layer.key_size:], "v")
+    if "mixed_qkv" in case.data:
+        assert_close(trace["qkv_mixed"], case.data["mixed_qkv"][0], "qkv_mixed")
+
+
+@pytest.mark.parametrize("mode", ["auto", "chunked", "recurrent"])
+@pytest.mark.parametrize("parts", [[75], [1, 69, 5], [35, 40], [1] * 75], ids=["75", "1+69+5", "35+40", "75x1"])
+def test_splits(case, parts, mode):
+    assert_close(one_sequence(case.ring(), case, parts, mode=mode), case.y, f"{parts} {mode}")
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+def interleaved(rng, lengths):
+    """Ids of sequences 0, 1, ... mixed token by token."""
+    return rng.permutation(np.repeat(np.arange(len(lengths)), lengths))
+
+
+def stream(case, seq_id):
+    """Another input for each sequence: the recorded tokens in another order."""
+    return np.random.default_rng(seq_id).permutation(case.x)
+
+
+def alone(case, x):
+    ring = case.ring()
+    ring.acquire(0)
+    return run(case.layer, ring, x, [0] * len(x))
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_mixed_batch_with_rollback(case, spare):
+    """Three sequences token by token, with drafts that are taken back in between, equal the sequences alone."""
+    rng = np.random.default_rng(3)
+    ring = case.ring(4, n_rollback=4, spare=spare)
+    xs = [stream(case, i) for i in range(3)]
+    expected = [alone(case, x) for x in xs]
+    for i in range(3):
+        ring.acquire(i)
+    done = [0, 0, 0]
+    while min(done) < 75:
+        ids = interleaved(rng, [min(int(rng.integers(0, 9)), 75 - n) for n in done])
+        at = np.array([done[s] + int((ids[:i] == s).sum()) for i, s in enumerate(ids)], int)
+        x = np.array([xs[s][t] for s, t in zip(ids, at, strict=True)], np.float32).reshape(-1, 64)
+        y = run(case.layer, ring, x, ids, at)
+        for i, s in enumerate(ids):
+            scale = np.abs(expected[s]).max()
+            assert np.abs(y[i] - expected[s][at[i]]).max() <= 1e-5 * scale, (s, at[i])
+        for s in range(3):
+            done[s] += int((ids == s).sum())
+            back = int(rng.integers(0, 1 + min(2, ring.max_rollback(s)))) if done[s] < 75 else 0
+            ring.rollback(s, back)
+            done[s] -= back
+            assert ring.position(s) == done[s]
+    assert done == [75, 75, 75]
+
+
+def test_padding_changes_no_bit(case):
+    rng = np.random.default_rng(5)
+    ids = interleaved(rng, [5, 1, 40])
+    x = rng.standard_normal((len(ids), 64)).astype(np.float32)
+    keep = np.sort(rng.choice(len(ids) + 20, len(ids), replace=False))
+    padded_ids, padded_x = np.full(len(ids) + 20, -1), np.full((len(ids) + 20, 64), np.nan, np.float32)
+    padded_ids[keep], padded_x[keep] = ids, x
+    results = []
+    for batch_ids, hidden in ((ids, x), (padded_ids, padded_x)):
+        ring, trace = case.ring(4), {}
+        for i in range(3):
+            ring.acquire(i)
+        y = run(case.layer, ring, hidden, batch_ids, trace=trace)
+        results.append((y, trace, [state_of(ring, i) for i in range(3)]))
+    (y, trace, states), (padded_y, padded_trace, padded_states) = results
+    padding = padded_ids == -1
+    for name, z in {"y": padded_y, **padded_trace}.items():
+        assert same_bits(z[~padding], y if name == "y" else trace[name]), name
+        assert not z[padding].any(), name
+    for ours, theirs in zip(states, padded_states, strict=True):
+        assert same_bits(ours[0], theirs[0]) and same_bits(ours[1], theirs[1])
+
+
+def test_only_padding_and_no_tokens(case):
+    ring = case.ring()
+    ring.acquire(7)
+    one = run(case.layer, ring, case.x[:9], [7] * 9)
+    before = state_of(ring, 7)
+    for ids in ([-1, -1, -1], []):
+        y = run(case.layer, ring, np.full((len(ids), 64), np.nan, np.float32), ids, trace={})
+        assert y.shape == (len(ids), 64) and not y.any()
+    assert all(same_bits(a, b) for a, b in zip(before, state_of(ring, 7), strict=True))
+    assert_close(one, case.y[:9], "y")
+
+
+def test_position_zero_starts_afresh(case):
+    ring = case.ring()
+    ring.acquire(7)
+    first = run(case.layer, ring, case.x[:20], [7] * 20)
+    again = run(case.layer, ring, case.x[:20], [7] * 20, np.arange(20))
+    assert same_bits(first, again)
+    assert ring.position(7) == 20
+    with pytest.raises(ValueError, match="sequence 7.*20.*19"):
+        run(case.layer, ring, case.x[:1], [7], [19])
+
+
+def test_failed_step_leaves_the_state(case):
+    ring = case.ring(n_rollback=2)
+    ring.acquire(7)
+    run(case.layer, ring, case.x[:20], [7] * 20)
+    before = state_of(ring, 7)
+    with pytest.raises(RuntimeError), ring.begin(gdn.Batch([7])) as step:
+        case.layer(case.x[20:21], gdn.Batch([7]), step, 0)
+        raise RuntimeError
+    assert ring.position(7) == 20
+    assert all(same_bits(a, b) for a, b in zip(before, state_of(ring, 7), strict=True))
+    assert_close(run(case.layer, ring, case.x[20:21], [7]), case.y[20:21], "y")
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+def test_lora(case):
+    """y += scale * B (A x) on every projection equals the merged weights."""
+    rng = np.random.default_rng(1)
+    weights, config = transformers.read_layer(case.weights, "", case.config)
+    names = [n for n in ("qkv", "z", "b", "a", "f_a", "f_b", "g_a", "g_b", "out") if n in weights]
+    lora, merged = {}, dict(weights)
+    for name in names:
+        n_out, n_in = weights[name].shape
+        pairs = [(rng.standard_normal((r, n_in)) * 0.1, rng.standard_normal((n_out, r)) * 0.1, 0.5) for r in (1, 3)]
+        lora[name] = pairs
+        merged[name] = (weights[name] + sum(scale * B @ A for A, B, scale in pairs)).astype(np.float32)
+    ys = []
+    for layer in (type(case.layer)(weights, config, lora), type(case.layer)(merged, config)):
+        ring = case.ring()
+        ring.acquire(0)
+        ys.append(run(layer, ring, case.x, [0] * 75))
+    assert_close(ys[0], ys[1], "lora", 2e-5)
+    assert np.abs(ys[0] - case.y).max() > 0.01 * np.abs(case.y).max()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("bias", [False, True])
+def test_width_and_bias(width, bias):
+    """One sequence in parts of 1 and 19 against the reference, tiled heads and the max form of the L2 norm."""
+    rng = np.random.default_rng(width)
+    H_k, H_v, S_k, S_v, n_embd = 2, 6, 8, 12, 16
+    C = 2 * H_k * S_k + H_v * S_v
+    shapes = {"qkv": (C, n_embd), "z": (H_v * S_v, n_embd), "b": (H_v, n_embd), "a": (H_v, n_embd),
+              "conv": (C, width), "A": (H_v,), "dt_bias": (H_v,), "norm": (S_v,), "out": (n_embd, H_v * S_v)}
+    if bias:
+        shapes["conv_bias"] = (C,)
+    w = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    w["A"] = -np.abs(w["A"])
+    config = {"kind": "gdn", "n_embd": n_embd, "H_k": H_k, "H_v": H_v, "S_k": S_k, "S_v": S_v, "width": width,
+              "head_map": "tiled", "norm_eps": 1e-5, "l2_eps": 1e-6, "l2_form": "max", "beta_factor": 2.0,
+              "activation": "sigmoid", "lower_bound": None}
+    layer = gdn.GatedDeltaNet(w, config)
+    x = rng.standard_normal((20, n_embd)).astype(np.float32)
+    ring = gdn.StateRing.create(1, n_layers=1, **layer.extents)
+    ring.acquire(0)
+    y = np.concatenate([run(layer, ring, x[:1], [0]), run(layer, ring, x[1:], [0] * 19)])
+
+    ref, d = gdn.reference, {name: value.astype(np.float64) for name, value in w.items()}
+    X = x.astype(np.float64)
+    inputs = np.concatenate([np.zeros((width - 1, C)), X @ d["qkv"].T])
+    u = d.get("conv_bias", 0) + sum(inputs[i:i + 20] * d["conv"][:, i] for i in range(width))
+    u = u * ref.sigmoid(u)
+    q, k, v = np.split(u, [H_k * S_k, 2 * H_k * S_k], 1)
+    g = ref.softplus(X @ d["a"].T + d["dt_bias"]) * d["A"]
+    out, _ = ref.recurrent(q.reshape(1, 20, H_k, S_k), k.reshape(1, 20, H_k, S_k), v.reshape(1, 20, H_v, S_v), g[None],
+                           2 * ref.sigmoid(X @ d["b"].T)[None], head_map="tiled", qk_l2norm=True, l2_form="max")
+    normed = out[0] / np.sqrt((out[0] ** 2).mean(-1, keepdims=True) + 1e-5) * d["norm"]
+    z = (X @ d["z"].T).reshape(20, H_v, S_v)
+    assert_close(y, (normed * ref.sigmoid(z)).reshape(20, -1) @ d["out"].T, f"width {width}")
+
+
+def test_separate_convolutions_and_unprefixed_gate():
+    """Kimi-Linear as released: one convolution for each of q, k, v, no forget_gate prefix, nested sizes."""
+    case = Case("kimi")
+    weights = {"m." + name.replace("forget_gate.", ""): w for name, w in case.weights.items() if "conv" not in name}
+    for x, part in zip("qkv", np.split(case.weights["conv1d.weight"], 3), strict=True):
+        weights[f"m.{x}_conv1d.weight"] = part
+    config = {"model_type": "kimi_linear", "hidden_size": 64, "rms_norm_eps": float(case.data["eps"]),
+              "linear_attn_config": {"num_heads": 3, "head_dim": 32, "short_conv_kernel_size": 4}}
+    case.layer = gdn.KimiDeltaAttention.from_state_dict(weights, "m.", config)
+    assert_close(one_sequence(case.ring(), case, [75]), case.y, "y")
+
+
+def test_lower_bound():
+    case = Case("kimi")
+    layer = gdn.KimiDeltaAttention.from_state_dict(case.weights, "", {**case.config, "gate_lower_bound": -5.0})
+    ring, trace = case.ring(), {}
+    ring.acquire(0)
+    run(layer, ring, case.x, [0] * 75, trace=trace)
+    A = np.exp(case.weights["forget_gate.A_log"].astype(np.float64)).reshape(3, 1)
+    dt_bias = case.weights["forget_gate.dt_bias"].reshape(3, 32)
+    assert_close(trace["gate"], -5 * gdn.reference.sigmoid(A * (trace["a"].astype(np.float64) + dt_bias)), "gate")
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+def test_weights_are_checked(case):
+    weights, config = transformers.read_layer(case.weights, "", case.config)
+    cls = type(case.layer)
+    for name, w in weights.items():
+        with pytest.raises(ValueError, match=f"weights lack {name}, expected shape"):
+            cls({n: v for n, v in weights.items() if n != name}, config)
+        with pytest.raises(ValueError, match=r"has shape .* expected"):
+            cls({**weights, name: w[1:]}, config)
+    with pytest.raises(ValueError, match="unknown extra"):
+        cls({**weights, "extra": w}, config)
+    for name in ("kind", "n_embd", "H_k", "width", "norm_eps", "head_map"):
+        with pytest.raises(ValueError, match=f"config lacks {name}"):
+            cls(weights, {n: v for n, v in config.items() if n != name})
+    for bad in ({"H_k": 0}, {"S_k": 2.5}, {"head_map": "none"}, {"activation": "relu"}, {"kind": "gla"}):
+        with pytest.raises(ValueError, match="config: " + next(iter(bad))):
+            cls(weights, {**config, **bad})
+    for name in case.weights:
+        with pytest.raises(ValueError, match="weights lack .*expected shape"):
+            cls.from_state_dict({n: v for n, v in case.weights.items() if n != name}, "", case.config)
+        with pytest.raises(ValueError, match=f"{name} has shape .*expected"):
+            cls.from_state_dict({**case.weights, name: np.zeros((5, 7))}, "", case.config)
+    with pytest.raises(ValueError, match="unknown model_type 'llama'"):
+        cls.from_state_dict(case.weights, "", {**case.config, "model_type": "llama"})
+    for lora in ({"w": []}, {"out": [(np.zeros((2, 3)), np.zeros((4, 2)), 1)]}):
+        with pytest.raises(ValueError, match="lora"):
+            cls(weights, config, lora)
+
+
+def test_calls_are_checked(case):
+    ring = case.ring(2)
+    ring.acquire(7)
+    ring.acquire(8)
+    batch = gdn.Batch([7, 7, 8])
+    x = case.x[:3]
+    with ring.begin(batch) as step:
+        for bad, error in ((x[:2], ValueError), (x[:, :63], ValueError), (x.astype(np.float64), TypeError),
+                           (x.tolist(), TypeError)):
+            with pytest.raises(error):
+                case.layer(bad, batch, step, 0)
+        with pytest.raises(ValueError, match="the step is of sequences"):
+            case.layer(x, gdn.Batch([7, 8, 8]), step, 0)
+        with pytest.raises((IndexError, ValueError)):
+            case.layer(x, batch, step, 1)
+        case.layer(x, batch, step, 0)
+    with pytest.raises(ValueError, match="already committed"):
+        case.layer(x, batch, step, 0)
+    other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, "H_v": case.layer.H_v + 1})
+    other.acquire(7)
+    other.acquire(8)
+    with other.begin(batch) as step, pytest.raises(ValueError, match="the ring has H_v"):
+        case.layer(x, batch, step, 0)
+
+
+@pytest.mark.parametrize("family", ["qwen3next", "qwen35"])
+def test_gguf(family):
+    """The layer of a GGUF file (qwen35's value heads are tiled there) equals the one of transformers' weights."""
+    case = Case(family)
+    case.layer = gdn.GatedDeltaNet.from_gguf(DATA / f"{family}.gguf", 1)
+    assert case.layer.head_map == ("tiled" if family == "qwen35" else "interleaved")
+    assert_close(one_sequence(case.ring(), case, [70, 1, 4]), case.y, "y")
