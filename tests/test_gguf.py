@@ -220,6 +220,20 @@ def test_types(tmp_path, rng, qtype, bound):
     assert describe(path)[0]["types"] == sorted(["F32", qtype.name])
 
 
+def test_vocabularies_are_stepped_over(tmp_path, rng):
+    """Long arrays and strings before the tensors, some longer than the pieces they are read in, some empty."""
+    strings = ["x" * n for n in (0, 1, 65527, 65528, 65529, 65536, 200_000, 0, 7)] + [""] * 9000
+    tensors = random_tensors(FORMS["qwen35"], rng)
+    meta = META | {"strings": strings, "types": list(range(70_000)), "text": "y" * 70_000, "last": ["a"]}
+    path = write(tmp_path / "x.gguf", "qwen35", meta, tensors)
+    np.testing.assert_array_equal(read_layer(path, 1)[0]["qkv"], tensors["attn_qkv.weight"])
+    data = path.read_bytes()
+    for n in (data.index(b"strings") + 3000, data.index(b"strings") + 200_000, data.index(b"last") + 20):
+        path.write_bytes(data[:n])
+        with pytest.raises(ValueError, match="truncated or damaged|9009 strings in a file of 3... bytes"):
+            describe(path)
+
+
 def q4_k_block(values):
     """256 whole numbers 0..15 as one block: scale 1, eight sub-scales 1, minima 0, nibbles in pairs of 32."""
     low, high = values.reshape(4, 2, 32).transpose(1, 0, 2)
@@ -409,6 +423,9 @@ def test_hostile_header(tmp_path, what):
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<I", 3) + HOSTILE[what] + bytes(4096))
     tracemalloc.start()
+    with pytest.raises(ValueError) as caught:
+        describe(path)
+    assert "general.architecture" not in str(caught.value)      # refused for what is wrong, not for what is left out
     assert not outcome(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
