@@ -109,7 +109,8 @@ def test_qwen3next_weights_are_transformers(rng):
     assert set(w) == GDN_KEYS
     assert config == {"kind": "gdn", "n_embd": 64, "H_k": 2, "H_v": 4, "S_k": 64, "S_v": 64, "width": 4,
                       "head_map": "interleaved", "norm_eps": float(np.float32(1e-6)), "l2_eps": 1e-6, "l2_form": "sum",
-                      "beta_factor": 1.0, "activation": "silu", "lower_bound": None}
+                      "beta_factor": 1.0, "activation": "silu", "lower_bound": None,
+                      "projections": {"attn_qkv": "qkv", "attn_gate": "z", "ssm_ba": "ba", "ssm_out": "out"}}
 
 
 def test_qwen35_weights_are_transformers_with_value_heads_tiled():
