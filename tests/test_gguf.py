@@ -36,12 +36,6 @@ KIMI_META = {"block_count": 2, "embedding_length": E, "ssm.conv_kernel": 4, "kda
              "attention.head_count": H, "attention.layer_norm_rms_epsilon": 1e-5}
 
 
-
-def sizes(config):
-    """A config without the names its projections had in the file, which differ by form."""
-    return {name: value for name, value in config.items() if name != "projections"}
-
-
 def random_tensors(shapes, rng):
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -113,9 +107,10 @@ def test_qwen3next_weights_are_transformers(rng):
     np.testing.assert_array_equal(w["norm"], ref["w.norm.weight"])
     np.testing.assert_array_equal(w["out"], ref["w.out_proj.weight"])
     assert set(w) == GDN_KEYS
-    assert sizes(config) == {"kind": "gdn", "n_embd": 64, "H_k": 2, "H_v": 4, "S_k": 64, "S_v": 64, "width": 4,
+    assert config == {"kind": "gdn", "n_embd": 64, "H_k": 2, "H_v": 4, "S_k": 64, "S_v": 64, "width": 4,
                       "head_map": "interleaved", "norm_eps": float(np.float32(1e-6)), "l2_eps": 1e-6, "l2_form": "sum",
-                      "beta_factor": 1.0, "activation": "silu", "lower_bound": None}
+                      "beta_factor": 1.0, "activation": "silu", "lower_bound": None,
+                      "projections": {"attn_qkv": "qkv", "attn_gate": "z", "ssm_ba": "ba", "ssm_out": "out"}}
 
 
 def test_qwen35_weights_are_transformers_with_value_heads_tiled():
@@ -171,7 +166,7 @@ def test_trained_model_has_four_layers_in_half_precision():
     for il, described in enumerate(describe(path)):
         w, config = read_layer(path, il)
         assert described["il"] == il and described["types"] == ["F16", "F32"]
-        assert sizes(config).items() <= described.items()
+        assert {**config, "projections": None}.items() <= {**described, "projections": None}.items()
         assert described["state_bytes"] == 4 * (3 * 512 + 4 * 64 * 64)
         assert w["qkv"].shape == (512, 192) and w["qkv"].dtype == np.float32
         np.testing.assert_array_equal(w["qkv"], w["qkv"].astype(np.float16))
@@ -192,7 +187,7 @@ def test_fused_qkvz_and_ba_equal_the_separate_form(tmp_path, rng):
     ref, config = read_layer(write(tmp_path / "a.gguf", "qwen3next", META, tensors), 1)
     for i, form in enumerate((split, fused)):
         w, c = read_layer(write(tmp_path / f"{i}.gguf", "qwen3next", META, form), 1)
-        assert sizes(c) == sizes(config) and set(w) == set(ref) == GDN_KEYS
+        assert {**c, "projections": config["projections"]} == config and set(w) == set(ref) == GDN_KEYS
         for key in ref:
             np.testing.assert_array_equal(w[key], ref[key], err_msg=key)
             assert w[key].dtype == np.float32 and w[key].flags.c_contiguous and w[key].flags.writeable

@@ -90,7 +90,8 @@ def test_random_configurations(family, data):
     S_k, r = data.draw(size), data.draw(st.integers(1, 3))
     S_v = data.draw(size) if family != "kimi_linear" else S_k
     seed = data.draw(st.integers(0, 2**16))
-    hidden, H_k, width = data.draw(st.sampled_from([16, 40])), data.draw(st.integers(1, 3)), data.draw(st.integers(2, 5))
+    hidden, H_k = data.draw(st.sampled_from([16, 40])), data.draw(st.integers(1, 3))
+    width = data.draw(st.integers(2, 5))
     mixer, config, layer = build(family, hidden, H_k, r, S_k, S_v, width, seed)
     prefill = data.draw(st.integers(2, 70))
     parts = [prefill, 1, 1, 1]
