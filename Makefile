@@ -73,7 +73,7 @@ asm: build
 	$(PY) benchmarks/asm.py $(ARGS)
 
 old-cpu: build
-	qemu-x86_64-static -cpu Nehalem $(PY) -m gdn check --quick
+	qemu-x86_64-static -cpu Nehalem $(PY) -m gdn check
 
 sdist: $(VENV)/.installed
 	$(PIP) build

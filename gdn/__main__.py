@@ -28,7 +28,7 @@ def inspect(args):
 
 def parse(argv):
     parser = argparse.ArgumentParser(prog="python -m gdn", description="Gated DeltaNet on the CPU")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, dest="command")
 
     def command(function, text):
         sub = commands.add_parser(function.__name__, help=text, description=text)
