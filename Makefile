@@ -33,7 +33,7 @@ $(VENV)/.made:
 # Build tools go into the environment, so that a changed source is compiled alone.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py gdn/_version.py
 	$(PIP) $$(sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
-	$(PIP) --no-build-isolation -e '.[gguf]'
+	GDN_LINK_ONLY=1 $(PIP) --no-build-isolation -e '.[gguf]'
 	touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)

@@ -22,7 +22,8 @@ OPENMP_SOURCE = "#include <omp.h>\nint main(void) { return omp_get_max_threads()
 
 def extension(name, compile_args=(), **kwargs):
     flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-DNDEBUG"]
-    flags += ["-fno-math-errno", "-Wno-unused-function", *compile_args]
+    # Cython drops const, and int64_t is a long here and a long long there: %lld prints both.
+    flags += ["-fno-math-errno", "-Wno-unused-function", "-Wno-discarded-qualifiers", "-Wno-format", *compile_args]
     return Extension(
         f"gdn.{name}", [f"gdn/{name}.pyx"], include_dirs=["gdn/include", "gdn/kernels", numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("GDN_CFLAGS", f'"{" ".join(flags)}"')],
@@ -65,5 +66,7 @@ class BuildExt(build_ext):
 
 directives = {"language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True,
               "initializedcheck": DEBUG, "freethreading_compatible": False}
-setup(ext_modules=cythonize(extensions(), compiler_directives=directives, build_dir=BUILD, annotate=DEBUG),
-      cmdclass={"build_ext": BuildExt})
+# The Makefile links the source tree into its environment first and compiles in place after: once, and what changed.
+modules = [] if os.environ.get("GDN_LINK_ONLY") == "1" else cythonize(
+    extensions(), compiler_directives=directives, build_dir=BUILD, annotate=DEBUG)
+setup(ext_modules=modules, cmdclass={"build_ext": BuildExt})

@@ -8,7 +8,7 @@ from benchmarks.shapes import aligned, inputs
 LAYERS = 24             # recurrent layers of the decode rows: 24 x 2 MiB of state, more than the last-level cache
 
 
-def prefill(shape, n_tokens, *, n_threads=1, data=None, fla_state=False, head_map="tiled", mode="auto"):
+def prefill(shape, n_tokens, n_threads=1, *, data=None, fla_state=False, head_map="tiled", mode="auto"):
     """One call on a warm state; out and state_out given."""
     q, k, v, g, beta, state = data or inputs(shape, n_tokens)
     out, state_out = np.empty_like(v), np.empty_like(state)
@@ -52,6 +52,21 @@ def decode(shape, states, n_tokens=1, n_slots=1, *, n_threads=1, head_map="tiled
         for layer in layers:
             gdn.gated_delta_net_inplace(q, k, v, g, beta, layer, rows_in, rows_out, head_map=head_map, out=out,
                                         n_threads=n_threads)
+    return call
+
+
+def decode_layers(shape, n_threads=1):
+    """One token through LAYERS layers' states."""
+    return decode(shape, layer_states(shape), n_threads=n_threads)
+
+
+def decode_batch(shape, n_seqs, n_threads=1):
+    """One token of n_seqs sequences through one layer, in place."""
+    q, k, v, g, beta, cache = inputs(shape, 1, n_seqs)
+    out, rows = np.empty_like(v), np.arange(n_seqs)
+
+    def call():
+        gdn.gated_delta_net_inplace(q, k, v, g, beta, cache, rows, head_map="interleaved", out=out, n_threads=n_threads)
     return call
 
 

@@ -4,6 +4,7 @@ A shared machine's speed drifts by tens of per cent within seconds; two calls a 
 machine, so their ratio holds where the times do not.
 """
 
+import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -63,4 +64,23 @@ def compare(a, b, budget=BUDGET, least_pairs=5, most_pairs=300):
 
 def best_of(groups, a, b, budget=BUDGET):
     """The comparison with the smallest ratio out of ``groups`` shorter ones: for rows that need the whole machine."""
-    return min((compare(a, b, budget / groups) for _ in range(groups)), key=lambda p: p.ratio)
+    def group():
+        wait_for_quiet()
+        return compare(a, b, budget / groups)
+    return min((group() for _ in range(groups)), key=lambda p: p.ratio)
+
+
+def wait_for_quiet(longest=15.0, busy=0.1):
+    """Sleep until the processors are idle but for ``busy``, at most ``longest`` seconds (Linux; else do nothing)."""
+    def ticks():
+        with open("/proc/stat") as stat:
+            user, nice, system, idle, *_ = map(int, stat.readline().split()[1:])
+        return user + nice + system, idle
+
+    stop = time.perf_counter() + longest
+    while os.path.exists("/proc/stat") and time.perf_counter() < stop:
+        used, idle = ticks()
+        time.sleep(0.25)
+        now_used, now_idle = ticks()
+        if now_used - used <= busy * (now_used - used + now_idle - idle):
+            return

@@ -96,12 +96,15 @@ def ik_decode(shape, data, states, n_threads=1):
 
 
 def torch_delta(shape, data, n_threads=1):
-    """transformers' chunk function on torch, eager, with what it allocates itself."""
+    """transformers' torch functions, eager, with what they allocate themselves: chunked, one token recurrent."""
     import torch
+    from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
     if shape.kda:
-        from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention as chunk
+        function = kimi.chunk_kimi_delta_attention if data[2].shape[1] > 1 else kimi.recurrent_kimi_delta_attention
     else:
-        from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as chunk
+        function = (qwen.torch_chunk_gated_delta_rule if data[2].shape[1] > 1
+                    else qwen.torch_recurrent_gated_delta_rule)
     torch.set_num_threads(n_threads)
     q, k, v, g, beta = (torch.from_numpy(x) for x in data[:5])
     state = torch.from_numpy(np.ascontiguousarray(data[5].swapaxes(-1, -2)))
@@ -109,7 +112,7 @@ def torch_delta(shape, data, n_threads=1):
 
     @torch.inference_mode()
     def run():
-        return chunk(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True)
+        return function(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True)
 
     first = run()
     out[...], new[...] = first[0].numpy(), first[1].numpy()

@@ -1,6 +1,8 @@
 """A call that runs in a process of its own, for comparisons that need another level (GDN_LEVEL is read at import).
 
     Remote("v3", "prefill", "qwen3-next-80b", 2048)      calls benchmarks.ours.prefill(SHAPES[...], 2048) there
+
+The process checks the level's answer first.  It times itself: only the number of calls and the seconds cross the pipe.
 """
 
 import json
@@ -9,6 +11,7 @@ import subprocess
 import sys
 
 from benchmarks import ours, pairs
+from benchmarks.check import check_call
 from benchmarks.shapes import SHAPES
 
 
@@ -29,14 +32,19 @@ class Remote:
     def __call__(self):
         self.sample(1)
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
 
 def main():
     maker, shape, *args = json.loads(sys.argv[1])
     call = getattr(ours, maker)(SHAPES[shape], *args)
+    check_call(SHAPES[shape], args[0] if maker.startswith("prefill") else 1)
     for line in sys.stdin:
         print(pairs.sample(call, int(line)), flush=True)
 

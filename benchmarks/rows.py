@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import gdn
 from benchmarks import allocations, ours, peers
 from benchmarks.check import check_call, check_conv, check_result
 from benchmarks.pairs import best_of, compare, repeats, sample
@@ -56,17 +57,18 @@ GEMM = 1024
 GEMM_FLOPS = 2.0 * GEMM**3
 
 
-def sgemm():
-    """A square float32 product on the BLAS that numpy brings, into a given result."""
+def sgemm_of(flops):
+    """A float32 product of about so many flops on the BLAS that numpy brings, (m, 1024) by (1024, 1024)."""
     rng = np.random.default_rng(0)
-    a, b, c = (aligned((GEMM, GEMM)) for _ in range(3))
+    m = max(1, round(flops / (2 * GEMM * GEMM)))
+    a, b, c = aligned((m, GEMM)), aligned((GEMM, GEMM)), aligned((m, GEMM))
     rng.standard_normal(out=a, dtype=np.float32)
     rng.standard_normal(out=b, dtype=np.float32)
     return lambda: np.matmul(a, b, out=c)
 
 
 def over_sgemm(call, flops):
-    p = compare(call, sgemm())
+    p = compare(call, sgemm_of(GEMM_FLOPS))
     return flops / GEMM_FLOPS / p.ratio, times(p, gflops=round(flops / p.a / 1e9, 1),
                                                sgemm_gflops=round(GEMM_FLOPS / p.b / 1e9, 1))
 
@@ -85,12 +87,8 @@ def _():
 
 @row("v3-v4", "GDN prefill, 2048 tokens: time at level v3 over level v4", target=2.1, stretch=1.9, at_least=False)
 def _():
-    v3, v4 = (Remote(level, "prefill", QWEN.name, 2048) for level in ("v3", "v4"))
-    try:
+    with Remote("v3", "prefill", QWEN.name, 2048) as v3, Remote("v4", "prefill", QWEN.name, 2048) as v4:
         p = compare(v3, v4, least_pairs=9)
-    finally:
-        v3.close()
-        v4.close()
     return p.ratio, times(p)
 
 
@@ -115,7 +113,7 @@ def in_place_pass(states, n_threads):
 def decode_over_pass(n_threads):
     check_call(QWEN, 1, n_threads=n_threads)
     states = ours.layer_states(QWEN)
-    p = best_of(n_threads, ours.decode(QWEN, states, n_threads=n_threads), in_place_pass(states, n_threads))
+    p = best_of(2 * n_threads - 1, ours.decode(QWEN, states, n_threads=n_threads), in_place_pass(states, n_threads))
     gigabytes = 2 * states.nbytes / 1e9
     return p.ratio, times(p, gb_s=round(gigabytes / p.a, 1), pass_gb_s=round(gigabytes / p.b, 1))
 
@@ -302,6 +300,7 @@ def conv_over(maker, *args):
     theirs, out, new = getattr(peers, maker)(x, weight, state, *args)
     theirs()
     check_conv(x, weight, state, out, new)
+    check_conv(x, weight, state, *gdn.causal_conv1d(x, weight, None, state))
     p = compare(theirs, ours.conv(x, weight, state))
     return p.ratio, times(p)
 

@@ -17,22 +17,39 @@ def measure(name):
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if ROWS[name].level:
         env["GDN_LEVEL"] = ROWS[name].level
-    run = subprocess.run([sys.executable, "-m", "benchmarks.rows", name], env=env, capture_output=True, text=True)
-    if run.returncode:
-        return {"failed": run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"}
-    return json.loads(run.stdout.splitlines()[-1])
+    done = subprocess.run([sys.executable, "-m", "benchmarks.rows", name], env=env, capture_output=True, text=True)
+    if done.returncode:
+        return {"failed": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def wanted(r):
+    return (">= " if r.at_least else "<= ") + f"{r.target:g}" + (f" ({r.stretch:g})" if r.stretch is not None else "")
+
+
+def cells(name, result):
+    """(value, wanted, verdict) as text."""
+    r = ROWS[name]
+    if "value" not in result:
+        return next(iter(result)), wanted(r), "-"
+    return f"{result['value']:.2f} {r.unit}".strip(), wanted(r), r.verdict(result["value"])
 
 
 def line(name, result):
-    r = ROWS[name]
-    bound = ">=" if r.at_least else "<="
-    wanted = f"{bound} {r.target:g}" + (f" ({r.stretch:g})" if r.stretch is not None else "")
-    if "value" not in result:
-        kind = next(iter(result))
-        return f"{r.name:18} {kind:>9} {wanted:>14} {'':8} {r.what}: {result[kind]}"
-    details = ", ".join(f"{k} {v}" for k, v in result["details"].items())
-    value, verdict = result["value"], r.verdict(result["value"])
-    return f"{r.name:18} {value:7.2f} {r.unit:2}{wanted:>14} {verdict:8} {r.what} [{details}]"
+    value, bound, verdict = cells(name, result)
+    details = result.get("details") or result
+    return f"{name:16} {value:>10} {bound:>14} {verdict:8} {ROWS[name].what} [" + ", ".join(
+        f"{k} {v}" for k, v in details.items()) + "]"
+
+
+def run(names):
+    """Measure the rows, printing each as it comes; {name: result}."""
+    print(f"{'row':16} {'value':>10} {'wanted':>14} {'':8} what")
+    results = {}
+    for name in names:
+        results[name] = measure(name)
+        print(line(name, results[name]), flush=True)
+    return results
 
 
 def chosen(words):
@@ -47,9 +64,7 @@ def main():
     names = chosen(args.names)
     if not names:
         parser.error(f"no row is named {' '.join(args.names)}; there are {', '.join(ROWS)}")
-    print(f"{'row':18} {'value':>9} {'wanted':>14} {'':8} what")
-    for name in names:
-        print(line(name, measure(name)), flush=True)
+    run(names)
 
 
 if __name__ == "__main__":

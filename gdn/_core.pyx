@@ -9,7 +9,7 @@ cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cython.parallel cimport parallel
 from libc.math cimport isfinite, sqrtf
-from libc.stdint cimport int32_t, int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from numpy cimport NPY_INT64, PyArray_DATA, PyArray_IS_C_CONTIGUOUS, PyArray_TYPE, ndarray
 

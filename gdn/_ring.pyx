@@ -234,6 +234,7 @@ cdef gdn_status ring_conv(gdn_ring_header *ring, int64_t layer, gdn_tensor *t) n
 
 
 include "door/ring_slots.pxi"
+include "door/ring_steps.pxi"
 include "door/ring_save.pxi"
 
 api.ring_size, api.ring_init, api.ring_attach = ring_size, ring_init, ring_attach

@@ -30,7 +30,7 @@ class StateRing(_ring.Ring):
     position(seq_id) -> int              tokens the state has seen
     copy(src_seq, dst_seq) -> slot       an independent sequence with the same states and depth
     save(seq_id) -> bytes                everything of a sequence, with its extents and a checksum
-    load(seq_id, data) -> slot           a sequence from save, of a ring with the same layers; ValueError if it is not that
+    load(seq_id, data) -> slot           a sequence from save, of a ring with the same layers; ValueError if not
     slot(seq_id), seq_ids, n_free        what is where
     ssm(layer) -> Tensor                 ne (S_k, S_v, H_v, n_planes * n_slots), row = plane * n_slots + slot; zero-copy
     conv(layer) -> Tensor                ne (conv_width - 1, conv_channels, 1, n_planes * n_slots)
@@ -58,7 +58,8 @@ class StateRing(_ring.Ring):
     @staticmethod
     def nbytes_for(n_slots, n_rollback=0, *, n_layers, H_v, S_k, S_v, conv_channels=0, conv_width=1, spare=None):
         """Bytes that `create` needs for the same arguments, wherever the buffer lies."""
-        return _ring.nbytes_for(_extents(n_slots, n_rollback, n_layers, H_v, S_k, S_v, conv_channels, conv_width, spare))
+        return _ring.nbytes_for(_extents(n_slots, n_rollback, n_layers, H_v, S_k, S_v, conv_channels, conv_width,
+                                         spare))
 
     def __repr__(self):
         return (f"gdn.StateRing(n_slots={self.n_slots}, n_rollback={self.n_rollback}, n_planes={self.n_planes}, "

@@ -1,4 +1,4 @@
-"""A ring beside its truth: every step runs the kernels on the ring's rows, a float64 replay knows what they must hold."""
+"""A ring beside its truth: steps run the kernels on the ring's rows, a float64 replay knows what they must hold."""
 
 import contextlib
 import itertools
@@ -57,10 +57,11 @@ class Truth:
         return key
 
     def check(self, key, ssm, conv):
-        """ssm and conv: a state's rows of every layer.  Within the bound, and bit for bit what was written at its token."""
+        """ssm and conv: a state's rows of every layer.  Within the bound, and the very bits written at its token."""
         for layer in range(LAYERS):
             truth = self.states[key][layer]
-            assert np.abs(ssm[layer] - truth).max() <= BOUND * max(np.abs(truth).max(), 1e-30), f"state after token {key}"
+            error = np.abs(ssm[layer] - truth).max()
+            assert error <= BOUND * max(np.abs(truth).max(), 1e-30), f"state after token {key}"
             np.testing.assert_array_equal(conv[layer], self.windows[key][layer])
         bits = b"".join(x.tobytes() for x in ssm)
         assert self.bits.setdefault(key, bits) == bits, f"state after token {key} is not the one that was written"
@@ -72,9 +73,8 @@ def run_layers(ring, truth, step, keys, layers=range(LAYERS)):
     cu_seqlens = np.concatenate([[0], np.cumsum([len(sequence) for sequence in keys])]).astype(np.int64)
     for layer in layers:
         parts = [truth.tokens[key][layer] for key in flat]
-        empty = (np.zeros((1, 0, H_K, S_K)), np.zeros((1, 0, H_K, S_K)), np.zeros((1, 0, H_V, S_V)), np.zeros((1, 0, H_V)),
-                 np.zeros((1, 0, H_V)), np.zeros((0, CHANNELS)))
-        q, k, v, g, beta = (np.concatenate([empty[i].astype(np.float32)] + [p[i] for p in parts], 1) for i in range(5))
+        empty = [np.zeros((1, 0, *shape), np.float32) for shape in ((H_K, S_K), (H_K, S_K), (H_V, S_V), (H_V,), (H_V,))]
+        q, k, v, g, beta = (np.concatenate([empty[i], *(part[i] for part in parts)], 1) for i in range(5))
         out = gdn.gated_delta_net_inplace(q, k, v, g, beta, ring.ssm(layer), step.rows_in, step.rows_out,
                                           cu_seqlens=cu_seqlens, head_map="tiled")
         for t, key in enumerate(flat):

@@ -145,7 +145,8 @@ def test_options(rng, api):
     c = case(rng, 1, 20, 1, 1, 16, 16)
     c["q"] *= 5
     c["beta"] = rng.standard_normal(c["beta"].shape).astype(np.float32)
-    for flags, form in ((L2NORM | BETA_LOGIT | SCALE_GIVEN, "sum"), (L2NORM | L2_MAX | BETA_LOGIT | SCALE_GIVEN, "max")):
+    common = L2NORM | BETA_LOGIT | SCALE_GIVEN
+    for flags, form in ((common, "sum"), (common | L2_MAX, "max")):
         expected, _, _ = truth(c, qk_l2norm=True, l2_form=form, l2_eps=0.5, beta_logit=True, scale=3)
         call = CCall(c, flags=flags, scale=3, l2_eps=0.5).with_scratch(api)
         assert_close(call.run(api), expected, form)
@@ -260,6 +261,17 @@ def test_messages_fit_their_buffer(rng, api):
         assert size == 0 or b"\0" in call.text.raw[:size]
 
 
+@pytest.mark.parametrize("n_slots", [2**40, 2**61, 2**62, 2**62 + 1, 2**63 - 1])
+@pytest.mark.parametrize("slot_nb", [0, 64])
+def test_sizes_do_not_wrap_around(rng, api, n_slots, slot_nb):
+    """More slots than any memory holds: refused, or a scratch size nobody can offer, never a small one."""
+    c = case(rng, 2, 5)
+    call = CCall(c, np.empty_like(c["state"]), n_slots=n_slots, slot_nb=slot_nb)
+    n = c_size_t(0)
+    status = api.gated_delta_net_scratch_size(byref(call.a), byref(n))
+    assert status in (SHAPE, VALUE) or n.value >= 8 * n_slots, (status, n.value)
+
+
 def test_null_arguments(rng, api):
     assert api.gated_delta_net(None) == NULL
     assert api.gated_delta_net_scratch_size(None, byref(c_size_t())) == NULL
@@ -284,7 +296,8 @@ C_PROGRAM = """
 #include "gdn.h"
 #include <stdlib.h>
 #include <string.h>
-size_t sizes[4] = { sizeof(gdn_tensor), sizeof(gdn_delta_net_args), sizeof(gdn_api), offsetof(gdn_delta_net_args, n_seqs) };
+size_t sizes[4] = { sizeof(gdn_tensor), sizeof(gdn_delta_net_args), sizeof(gdn_api),
+                    offsetof(gdn_delta_net_args, n_seqs) };
 
 struct fake_ggml { void *data; int type; int64_t ne[4]; size_t nb[4]; };
 
@@ -350,7 +363,7 @@ def compile_c(folder, name, text, *command):
     source = folder / name
     source.write_text(text)
     target = folder / (name + ".so")
-    done = subprocess.run([*command, *STRICT, f"-I{INCLUDE}", "-shared", "-fPIC", "-O1", "-o", str(target), str(source)],
+    done = subprocess.run([*command, *STRICT, f"-I{INCLUDE}", "-shared", "-fPIC", "-o", str(target), str(source)],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(target))
@@ -410,7 +423,8 @@ def test_cimport_gdn(tmp_path):
         "from setuptools import Extension, setup\nfrom Cython.Build import cythonize\n"
         f"setup(ext_modules=cythonize([Extension('user', ['user.pyx'], include_dirs=[{str(INCLUDE)!r}])],"
         f" include_path=[{str(INCLUDE.parent.parent)!r}]))\n")
-    subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=tmp_path, check=True, capture_output=True)
+    build = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
     done = subprocess.run([sys.executable, "-c", "import user; assert user.works()"], cwd=tmp_path, capture_output=True,
                           text=True, env={"PYTHONPATH": f"{INCLUDE.parent.parent}:{tmp_path}"})
     assert done.returncode == 0, done.stderr

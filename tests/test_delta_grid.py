@@ -7,8 +7,19 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import (GATES, Carved, assert_close, broadcastable, case, covering, head_map, random_layout, run, same_bits,
-                     truth)
+from helpers import (
+    GATES,
+    Carved,
+    assert_close,
+    broadcastable,
+    case,
+    covering,
+    head_map,
+    random_layout,
+    run,
+    same_bits,
+    truth,
+)
 
 TOKENS = (0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 200, 1000)
 SEQUENCES = (1, 2, 3)

@@ -2,8 +2,19 @@
 
 import numpy as np
 import pytest
-from helpers import (GATES, Carved, assert_close, broadcastable, case, head_map, random_layout, run, same_bits,
-                     snapshot_truth, truth)
+from helpers import (
+    GATES,
+    Carved,
+    assert_close,
+    broadcastable,
+    case,
+    head_map,
+    random_layout,
+    run,
+    same_bits,
+    snapshot_truth,
+    truth,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -160,6 +160,17 @@ def test_rollback_moves_no_state_bytes(one):
                       for layer in range(LAYERS)]
 
 
+@pytest.mark.parametrize("n_rollback", [0, 3])
+@pytest.mark.parametrize("sizes", [[130], [65, 65], [1, 129], [129, 1], [1] * 130], ids=str)
+def test_any_split_of_a_prompt(sizes, n_rollback):
+    """Outputs of every token (checked in the step) and the last state do not restart anywhere."""
+    run = Run(n_rollback=n_rollback)
+    run.acquire(0)
+    for size in sizes:
+        run.step(s0=size)
+    run.check(0)
+
+
 def test_no_tokens_change_nothing(one):
     one.step(s0=2)
     before = one.ring.save(0)
@@ -287,7 +298,8 @@ def test_refused_begin_changes_nothing():
     run.acquire(0, 1)
     run.step(s0=2, s1=1)
     before = run.ring.save(0), run.ring.save(1)
-    for error, ids, sizes in ((KeyError, [0, 9], [1, 1]), (ValueError, [0, 1, 0], [1, 1, 1]), (ValueError, [0, 1], [1, -1]),
+    for error, ids, sizes in ((KeyError, [0, 9], [1, 1]), (ValueError, [0, 1, 0], [1, 1, 1]),
+                              (ValueError, [0, 1], [1, -1]),
                               (ValueError, [0, 1], [1]), (ValueError, [[0]], [1]), (TypeError, [0.0], [1]),
                               (TypeError, [0], ["a"]), (ValueError, [2**64], [1]), (ValueError, [0], [2**63 - 1]),
                               (KeyError, [-1], [1])):
@@ -302,8 +314,9 @@ def test_other_refusals(one):
     one.step(s0=1)
     ring = one.ring
     for error, call in ((KeyError, lambda: ring.position(3)), (KeyError, lambda: ring.release(3)),
-                        (KeyError, lambda: ring.slot(3)), (KeyError, lambda: ring.save(3)), (KeyError, lambda: ring.reset(3)),
-                        (KeyError, lambda: ring.copy(3, 4)), (ValueError, lambda: ring.copy(0, 0)),
+                        (KeyError, lambda: ring.slot(3)), (KeyError, lambda: ring.save(3)),
+                        (KeyError, lambda: ring.reset(3)), (KeyError, lambda: ring.copy(3, 4)),
+                        (ValueError, lambda: ring.copy(0, 0)),
                         (ValueError, lambda: ring.acquire(0)), (ValueError, lambda: ring.acquire(5, 0)),
                         (IndexError, lambda: ring.acquire(5, 3)), (IndexError, lambda: ring.acquire(5, -1)),
                         (ValueError, lambda: ring.acquire(-1)), (ValueError, lambda: ring.acquire(2**63)),

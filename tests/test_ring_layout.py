@@ -1,5 +1,6 @@
 """The offsets that gdn.h's table promises are the compiler's, here and on aarch64; the header is C11 and C++."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -44,7 +45,11 @@ def test_the_table_is_complete():
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_offsets(compiler, tmp_path):
     command, suffix = COMPILERS[compiler]
-    assert shutil.which(command[0]), f"{command[0]} is missing: install it (Debian: gcc-aarch64-linux-gnu, g++)"
+    if shutil.which(command[0]) is None:
+        missing = f"{command[0]} is missing: on Debian, apt install g++ gcc-aarch64-linux-gnu"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
     check = "static_assert" if suffix == "cc" else "_Static_assert"
     lines = ['#include "gdn.h"', "#include <stddef.h>"]
     for struct, name, offset, size in table():

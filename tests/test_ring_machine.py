@@ -24,9 +24,30 @@ def random_step(pair, pick):
     pair.step(ids, sizes, fresh, pick(ENDS), pick(WRITTEN), pick)
 
 
+def random_action(pair, saves, random):
+    """One operation of any kind, steps and rollbacks most often."""
+    pick, kind = random.choice, random.random()
+    if kind < 0.6:
+        random_step(pair, pick)
+    elif kind < 0.75:
+        pair.rollback(some_id(pair, pick), pick(range(-1, 5)))
+    elif kind < 0.8:
+        saves.append(pair.save(some_id(pair, pick)))
+    elif kind < 0.84 and saves:
+        saved = pick(saves)
+        if saved is not None:
+            pair.load(pick(IDS), saved, pick([None, None, random.randrange(2**31)]))
+    elif kind < 0.88:
+        pair.copy(some_id(pair, pick), pick(IDS))
+    elif kind < 0.93:
+        pair.acquire(pick(IDS), pick([None, None, 0, 1, 2, 3, 4]))
+    else:
+        pick([pair.release, pair.reset, pair.reset, lambda seq_id: pair.attach(), pair.name_twice])(some_id(pair, pick))
+    pair.check()
+
+
 class RingMachine(RuleBasedStateMachine):
     saves = Bundle("saves")
-    steps = 0                                   # sequences stepped and committed, over all examples
 
     @initialize(n_slots=st.integers(1, 4), n_rollback=st.integers(0, 4), spare=st.sampled_from([None, 0, 1, 2]),
                 fill=st.sampled_from(["nan", "0x3e"]), offset=st.sampled_from([0, 4, 60]))
@@ -39,14 +60,10 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**32), n=st.sampled_from([1, 4, 20, 60]))
     def many(self, seed, n):
-        """A run of steps and rollbacks; hypothesis alone would seldom get this deep."""
-        pick = random.Random(seed).choice
+        """A run of operations; hypothesis alone would seldom get this deep."""
+        saves, generator = [], random.Random(seed)
         for _ in range(n):
-            if pick([True, True, True, False]):
-                random_step(self.pair, pick)
-            else:
-                self.pair.rollback(some_id(self.pair, pick), pick(range(4)))
-            self.pair.check()
+            random_action(self.pair, saves, generator)
 
     @rule(seq_id=st.sampled_from(IDS), slot=st.one_of(st.none(), st.integers(0, 4)))
     def acquire(self, seq_id, slot):
@@ -90,29 +107,35 @@ class RingMachine(RuleBasedStateMachine):
         if hasattr(self, "pair"):
             self.pair.check()
 
-    def teardown(self):
-        if hasattr(self, "pair"):
-            type(self).steps += self.pair.steps
+
+def run(**size):
+    calm = settings(deadline=None, suppress_health_check=list(HealthCheck), **size)
+    run_state_machine_as_test(RingMachine, settings=calm)
 
 
-class Short(RingMachine):
-    pass
-
-
-class Long(RingMachine):
-    pass
-
-
-def run(machine, **size):
-    run_state_machine_as_test(machine, settings=settings(deadline=None, suppress_health_check=list(HealthCheck), **size))
+def walk(seed, n):
+    """n random operations on a random ring, the same for a seed; returns how many sequences were stepped."""
+    generator, saves = random.Random(seed), []
+    pick = generator.choice
+    pair = Pair(pick([1, 2, 3, 4]), pick(range(5)), pick([None, 0, 1, 2]), pick(["nan", "0x3e"]), pick([0, 4, 60]))
+    for _ in range(n):
+        random_action(pair, saves, generator)
+    return pair.steps
 
 
 def test_ring_against_replay():
-    run(Short, max_examples=150, stateful_step_count=30)
-    assert Short.steps > 1000
+    run(max_examples=60, stateful_step_count=25)
+
+
+def test_random_walks():
+    assert sum(walk(seed, 100) for seed in range(80)) > 1000
 
 
 @pytest.mark.slow
 def test_ring_against_replay_long():
-    run(Long, max_examples=1500, stateful_step_count=60)
-    assert Long.steps > 10000
+    run(max_examples=600, stateful_step_count=60)
+
+
+@pytest.mark.slow
+def test_random_walks_long():
+    assert sum(walk(1000 + seed, 400) for seed in range(120)) > 9000

@@ -159,15 +159,27 @@ class GGUFFile:
         if item == STRING:
             if n > min(MAX_ITEMS, self.size // 8):
                 raise self.error(f"key {key!r}: {n} strings in a file of {self.size} bytes")
-            for _ in range(n):
-                self._skip(self._number("<Q", key), key)
-            return None
+            return self._skip_strings(n, key)
         if item not in SCALARS:
             raise self.error(f"key {key!r}: array of value type {item}, expected scalars or strings")
         width = struct.calcsize(SCALARS[item])
         if n > MAX_KEPT:
             return self._skip(n * width, key)
         return list(struct.unpack(f"<{n}{SCALARS[item][1]}", self._take(n * width, key)))
+
+    def _skip_strings(self, n, key):
+        """Steps over n strings in pieces of the file: a vocabulary is passed once for each layer that is read."""
+        piece, at = b"", 0                  # `at` may lie beyond the piece, never beyond the file
+        for _ in range(n):
+            if at + 8 > len(piece):
+                self.file.seek(at - len(piece), os.SEEK_CUR)
+                piece, at = self.file.read(1 << 16), 0
+            length = int.from_bytes(piece[at:at + 8], "little")
+            if at + 8 > len(piece) or length > self.size:
+                raise self.error(f"truncated or damaged: strings of {key}")
+            at += 8 + length
+        self.file.seek(at - len(piece), os.SEEK_CUR)
+        self._skip(0, key)
 
     def require(self, name, ne):
         """TensorInfo of a tensor whose extents are ``ne``; axes of extent 1 may lie anywhere."""

@@ -412,7 +412,10 @@ cdef class Step:
             self.finish(kind is None)
 
 
-cdef int refuse(Ring ring, gdn_status status, int64_t seq_id, str busy="in a step (this or another), or being copied, saved or filled") except -1:
+cdef str BUSY = "in a step (this or another), or being copied, saved or filled"
+
+
+cdef int refuse(Ring ring, gdn_status status, int64_t seq_id, str busy=BUSY) except -1:
     """The exception for a status other than GDN_OK."""
     if status == GDN_OK:
         return 0

@@ -44,7 +44,8 @@ cdef uint32_t crc32(const uint8_t *p, size_t n) noexcept nogil:
     while n >= 8:
         c ^= p[0] | <uint32_t>p[1] << 8 | <uint32_t>p[2] << 16 | <uint32_t>p[3] << 24
         c = (crc_table[7][c & 0xff] ^ crc_table[6][(c >> 8) & 0xff] ^ crc_table[5][(c >> 16) & 0xff]
-             ^ crc_table[4][c >> 24] ^ crc_table[3][p[4]] ^ crc_table[2][p[5]] ^ crc_table[1][p[6]] ^ crc_table[0][p[7]])
+             ^ crc_table[4][c >> 24] ^ crc_table[3][p[4]] ^ crc_table[2][p[5]] ^ crc_table[1][p[6]]
+             ^ crc_table[0][p[7]])
         p += 8
         n -= 8
     while n > 0:
@@ -75,7 +76,8 @@ cdef gdn_status ring_save_size(gdn_ring_header *ring, int64_t seq_id, size_t *nb
     return status
 
 
-cdef gdn_status ring_save(gdn_ring_header *ring, int64_t seq_id, void *data, size_t size, size_t *nbytes) noexcept nogil:
+cdef gdn_status ring_save(gdn_ring_header *ring, int64_t seq_id, void *data, size_t size,
+                          size_t *nbytes) noexcept nogil:
     cdef gdn_status status = lock(ring) if data != NULL and nbytes != NULL else GDN_ERR_NULL
     cdef gdn_ring_slot r
     cdef gdn_saved h
@@ -155,7 +157,7 @@ cdef gdn_status ring_load(gdn_ring_header *ring, int64_t seq_id, const void *dat
         return status
     if visit(ring, seq_id, &slot) == GDN_ERR_LOST:
         change(ring)
-        mark(touch(ring, slot), GDN_MARK_FRESH, ring.n_planes, 0, 0)      # stays lost until it is whole
+        mark(touch(ring, slot), GDN_MARK_FRESH, 0, 0, 0)      # stays lost until it is whole
         done(ring)
     else:
         slot = NOWHERE

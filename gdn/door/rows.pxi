@@ -36,9 +36,11 @@ cdef gdn_status rows_check(const row_call *r, char *message, size_t size) noexce
     """Packed lengths, rows in range, no row written twice."""
     cdef gdn_status status = check_lengths(r, message, size)
     cdef int64_t n_in = r.state.ne[r.row_axis], n_out = r.state_out.ne[r.row_axis]
-    cdef int64_t i, j, row
+    cdef int64_t i
     if status != GDN_OK:
         return status
+    if r.n_slots > (<int64_t>1 << 40) // max(r.n_seqs, <int64_t>1):                    # their product is a size
+        return fail(message, size, GDN_ERR_VALUE, "%lld sequences cannot keep %lld slots each", r.n_seqs, r.n_slots)
     if r.state.data != NULL and r.rows_in == NULL and n_in < r.n_seqs:
         return fail(message, size, GDN_ERR_SHAPE, "state has %lld rows, the call has %lld sequences", n_in, r.n_seqs)
     if r.rows_in != NULL and r.state.data != NULL:
@@ -82,38 +84,93 @@ cdef gdn_status check_lengths(const row_call *r, char *message, size_t size) noe
     return GDN_OK
 
 
+# ---- which rows are written --------------------------------------------------------------------------------------
+#
+# A set of rows without memory of the call's size: WINDOW rows at a time as bits on the stack.  Windows without a
+# written row are skipped, so that a call costs a few passes over its sequences and slots unless they lie far apart.
+
+cdef enum:
+    WINDOW = 32768               # 64 * WORDS
+    WORDS = 512
+
+
+cdef struct row_window:
+    int64_t first, stop          # rows of this window; a first call starts at stop = 0
+    int64_t twice                # a row of it that is written twice, or -1
+    uint64_t written[WORDS]
+
+
+cdef bint next_window(const row_call *r, row_window *w) noexcept nogil:
+    """The window from the lowest written row at or after w.stop on; False if there is none."""
+    cdef int64_t i, slot, row, lowest = INT64_MAX, highest = -1
+    cdef uint64_t bit
+    for i in range(r.n_seqs):
+        for slot in range(r.n_slots):
+            row = row_out(r, i, slot)
+            if row >= w.stop:
+                lowest = min(lowest, row)
+                highest = max(highest, row)
+    if highest < 0:
+        return False
+    w.first = lowest
+    w.stop = lowest + min(<int64_t>WINDOW, highest - lowest + 1)
+    w.twice = -1
+    memset(w.written, 0, ((w.stop - w.first + 63) >> 6) * sizeof(uint64_t))
+    for i in range(r.n_seqs):
+        for slot in range(r.n_slots):
+            row = row_out(r, i, slot)
+            if w.first <= row < w.stop:
+                bit = <uint64_t>1 << ((row - w.first) & 63)
+                if w.written[(row - w.first) >> 6] & bit:
+                    w.twice = row
+                w.written[(row - w.first) >> 6] |= bit
+    return True
+
+
+cdef inline bint is_written(const row_window *w, int64_t row) noexcept nogil:
+    return w.first <= row < w.stop and (w.written[(row - w.first) >> 6] >> ((row - w.first) & 63)) & 1
+
+
 cdef gdn_status check_written_once(const row_call *r, char *message, size_t size) noexcept nogil:
-    """Only slots that exist are written.  Increasing rows, the common case, need one pass; else pairs are compared."""
-    cdef int64_t n = r.n_seqs * r.n_slots, i, j, row, last = -1
-    cdef bint increasing = True
-    for i in range(n):
-        row = row_out(r, i // r.n_slots, i % r.n_slots)
-        if row >= 0:
-            increasing = increasing and row > last
-            last = row
-    if increasing:
-        return GDN_OK
-    for i in range(n):
-        row = row_out(r, i // r.n_slots, i % r.n_slots)
-        for j in range(i):
-            if row >= 0 and row == row_out(r, j // r.n_slots, j % r.n_slots):
-                return fail(message, size, GDN_ERR_ROW, "rows_out: row %lld is written twice", row)
+    """Only slots that exist are written."""
+    cdef row_window w
+    w.stop = 0
+    while next_window(r, &w):
+        if w.twice >= 0:
+            return fail(message, size, GDN_ERR_ROW, "rows_out: row %lld is written twice", w.twice)
     return GDN_OK
 
 
 # ---- staging ---------------------------------------------------------------------------------------------------
 
-cdef bint is_staged(const row_call *r, int64_t i) noexcept nogil:
-    """Whether another sequence writes the row that sequence i starts from."""
-    cdef int64_t row = row_in(r, i), j, slot
-    if row < 0 or r.state.data != r.state_out.data or (r.rows_in == NULL and r.rows_out == NULL):
-        return False
-    for j in range(r.n_seqs):
-        if j != i:
-            for slot in range(r.n_slots):
-                if row == row_out(r, j, slot):
-                    return True
+cdef bint is_own(const row_call *r, int64_t i, int64_t row) noexcept nogil:
+    """Whether sequence i itself writes the row."""
+    cdef int64_t slot
+    for slot in range(r.n_slots):
+        if row_out(r, i, slot) == row:
+            return True
     return False
+
+
+cdef int64_t stage_conflicts(const row_call *r, float *staged, const char **state_in,
+                             const int64_t **state_in_nb) noexcept nogil:
+    """How many sequences start from a row that another one writes; copies those rows unless staged is NULL."""
+    cdef row_window w
+    cdef int64_t i, row, n = 0
+    if r.state.data == NULL or r.state.data != r.state_out.data or (r.rows_in == NULL and r.rows_out == NULL):
+        return 0
+    w.stop = 0
+    while next_window(r, &w):
+        for i in range(r.n_seqs):
+            row = row_in(r, i)
+            if is_written(&w, row) and not is_own(r, i, row):      # own rows are unique: no row is written twice
+                if staged != NULL:
+                    stage(r, staged, state_in[i])
+                    state_in[i] = <const char *>staged
+                    state_in_nb[i] = r.staged_nb
+                    staged += row_elements(r)
+                n += 1
+    return n
 
 
 cdef inline int64_t row_elements(const row_call *r) noexcept nogil:
@@ -130,17 +187,13 @@ cdef inline size_t round_up_64(size_t n) noexcept nogil:
 
 cdef size_t rows_scratch_size(const row_call *r) noexcept nogil:
     """Bytes rows_resolve needs."""
-    cdef int64_t i, n_staged = 0
-    for i in range(r.n_seqs):
-        n_staged += is_staged(r, i)
-    return tables_size(r) + round_up_64(n_staged * row_elements(r) * sizeof(float))
+    return tables_size(r) + round_up_64(stage_conflicts(r, NULL, NULL, NULL) * row_elements(r) * sizeof(float))
 
 
 cdef void rows_resolve(row_call *r, char *scratch, const char ***state_in, const int64_t ***state_in_nb,
                        char ***state_out) noexcept nogil:
     """The address tables of a checked call, in scratch; rows in conflict are copied there too."""
     cdef int64_t i, slot, row
-    cdef float *staged = <float *>(scratch + tables_size(r))
     cdef char *target
     state_in[0] = <const char **>scratch
     state_in_nb[0] = <const int64_t **>(scratch + r.n_seqs * sizeof(void *))
@@ -150,11 +203,6 @@ cdef void rows_resolve(row_call *r, char *scratch, const char ***state_in, const
         row = row_in(r, i)
         state_in[0][i] = NULL if row < 0 else <char *>r.state.data + row * r.state.nb[r.row_axis]
         state_in_nb[0][i] = r.state.nb
-        if is_staged(r, i):
-            stage(r, staged, state_in[0][i])
-            state_in[0][i] = <const char *>staged
-            state_in_nb[0][i] = r.staged_nb
-            staged += row_elements(r)
         for slot in range(r.n_slots):
             row = row_out(r, i, slot)
             target = <char *>r.state_out.data
@@ -163,6 +211,7 @@ cdef void rows_resolve(row_call *r, char *scratch, const char ***state_in, const
             else:
                 target += row * r.state_out.nb[r.row_axis]
             state_out[0][i * r.n_slots + slot] = NULL if row < 0 else target
+    stage_conflicts(r, <float *>(scratch + tables_size(r)), state_in[0], state_in_nb[0])
 
 
 cdef void stage(const row_call *r, float *target, const char *row) noexcept nogil:

@@ -1,0 +1,113 @@
+"""What the state ring costs: bookkeeping from Python and from C, rollback, and a decode through it.
+
+    python -m pytest benchmarks/bench_ring.py
+"""
+
+import ctypes
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gdn
+from benchmarks.pairs import best_of
+from benchmarks.shapes import QWEN, inputs
+
+SEQUENCES = 64
+SMALL = dict(n_layers=1, H_v=2, S_k=8, S_v=8, conv_channels=8, conv_width=4)
+
+
+def full_ring(n_rollback, n_slots=SEQUENCES, **extents):
+    ring = gdn.StateRing.create(n_slots, n_rollback, **(extents or SMALL))
+    for seq_id in range(n_slots):
+        ring.acquire(1000 + 7 * seq_id)
+    return ring, [1000 + 7 * seq_id for seq_id in range(n_slots)]
+
+
+@pytest.mark.parametrize("kind", ["list", "array"])
+@pytest.mark.parametrize("n_rollback", [0, 4])
+def test_begin_commit_from_python(benchmark, n_rollback, kind):
+    """64 sequences, one token each: under 50 microseconds."""
+    benchmark.group = "ring: begin + commit of 64 sequences"
+    ring, ids = full_ring(n_rollback)
+    sizes = [1] * SEQUENCES
+    if kind == "array":
+        ids, sizes = np.array(ids), np.array(sizes)
+    benchmark(lambda: ring.begin(ids, sizes).commit())
+    assert ring.position(1000) > 100
+    assert benchmark.stats.stats.median < 50e-6
+
+
+@pytest.mark.parametrize("n_rollback", [0, 4])
+def test_begin_commit_from_c(benchmark, n_rollback):
+    """The same through the table: under 5 microseconds.  The benchmark's own column is 20000 pairs."""
+    benchmark.group = "ring: begin + commit of 64 sequences"
+    ring, ids = full_ring(n_rollback)
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "ring_calls.so")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{Path(gdn.__file__).parent / 'include'}",
+                        Path(__file__).with_name("ring_calls.c"), "-o", library], check=True)
+        call = ctypes.CDLL(str(library)).begin_commit
+    call.restype = ctypes.c_double
+    arrays = [np.array(ids, np.int64), np.ones(SEQUENCES, np.int64), np.empty(SEQUENCES, np.int64),
+              np.empty((SEQUENCES, 1), np.int64)]
+    seq_ids, n_tokens, rows_in, rows_out = (ctypes.c_void_p(a.ctypes.data) for a in arrays)
+    seconds = benchmark.pedantic(lambda: call(
+        ctypes.c_void_p(gdn.capi), ctypes.c_void_p(ring.address), seq_ids, n_tokens, ctypes.c_int64(SEQUENCES), rows_in,
+        rows_out, ctypes.c_int64(1), 20), rounds=3)
+    benchmark.extra_info["seconds_a_pair"] = seconds
+    print(f"{seconds * 1e6:.2f} us a pair")
+    assert 0 < seconds < 5e-6
+
+
+@pytest.mark.parametrize("n_embd_s", [64, 1 << 20])
+def test_rollback_moves_no_state(benchmark, n_embd_s):
+    """Equally long whatever the states' size, and no byte behind the header's tables changes."""
+    benchmark.group = "ring: rollback of one token"
+    side = int(n_embd_s ** 0.5)
+    ring, (seq_id, *_) = full_ring(4, 1, n_layers=4, H_v=1, S_k=side, S_v=side)
+    before = [ring.ssm(layer).numpy().copy() for layer in range(4)]
+
+    def again():
+        ring.begin([seq_id], [1]).commit()
+        return (seq_id, 1), {}
+
+    benchmark.pedantic(ring.rollback, setup=again, rounds=200)
+    assert all((ring.ssm(layer).numpy() == x).all() for layer, x in enumerate(before))
+    assert benchmark.stats.stats.median < 20e-6
+
+
+@pytest.mark.parametrize("n_seqs", [1, 4])
+def test_decode_through_the_ring(benchmark, n_seqs):
+    """One token of Qwen3-Next's 24 layers: at most 1.05 times the in-place calls alone on the same rows."""
+    n_layers = 24
+    ring, ids = full_ring(0, n_seqs, n_layers=n_layers, H_v=QWEN.H_v, S_k=QWEN.S_k, S_v=QWEN.S_v)
+    q, k, v, g, beta = (np.repeat(x[:1], n_seqs, 0) for x in inputs(QWEN, 1)[:5])
+    out = np.empty_like(v)
+    caches = [ring.ssm(layer) for layer in range(n_layers)]
+    rows, ones = np.arange(n_seqs), np.ones(n_seqs, np.int64)
+
+    def layers(rows_in, rows_out):
+        for cache in caches:
+            gdn.gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out, head_map="interleaved", out=out,
+                                        n_threads=1)
+
+    def through():
+        with ring.begin(ids, ones) as step:
+            layers(step.rows_in, step.rows_out)
+
+    through()
+    expected = out.copy()
+    ring.reset(ids[0])
+    for seq_id in ids[1:]:
+        ring.reset(seq_id)
+    layers(rows, rows)
+    assert (out == expected).all()
+    pairs = best_of(3, through, lambda: layers(rows, rows), 6.0)
+    benchmark.group = "ring: decode of 24 layers"
+    benchmark.pedantic(through, rounds=5)
+    benchmark.extra_info["over_bare_calls"] = pairs.ratio
+    print(f"{pairs.ratio:.3f} times the bare calls ({pairs.a * 1e3:.2f} ms against {pairs.b * 1e3:.2f} ms)")
+    assert pairs.ratio <= 1.05

@@ -1,0 +1,46 @@
+"""What the numbers were measured on."""
+
+import os
+import platform
+
+import numpy as np
+
+
+def cpu_name():
+    try:
+        with open("/proc/cpuinfo") as info:
+            return next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def cpu_flags():
+    try:
+        with open("/proc/cpuinfo") as info:
+            return set(next(line for line in info if line.startswith("flags")).split())
+    except (OSError, StopIteration):
+        return set()
+
+
+def levels():
+    """The levels of gdn that this machine runs, the best last."""
+    flags = cpu_flags()
+    found = ["base"]
+    if {"avx2", "fma", "bmi2", "f16c"} <= flags:
+        found.append("v3")
+        if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
+            found.append("v4")
+    return found
+
+
+def blas():
+    """numpy's BLAS as threadpoolctl sees it."""
+    import threadpoolctl
+    np.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
+    return ", ".join(f"{p['internal_api']} {p['version']} ({p.get('architecture', '?')})"
+                     for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas")
+
+
+def description():
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "level": levels()[-1], "system": platform.platform(),
+            "python": platform.python_version(), "numpy": np.__version__, "blas": blas()}

@@ -1,0 +1,215 @@
+/* model.h - what both examples decode: a small stack of Gated DeltaNet layers on made-up inputs, the calls that run
+ * it on a ring's rows, and a plain double-precision recurrence that says what the states must be. */
+#ifndef MODEL_H
+#define MODEL_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gdn.h"
+
+enum { LAYERS = 3, HEADS = 2, S = 16, WIDTH = 4, CHANNELS = 3 * HEADS * S, MAX_TOKENS = 8 };
+
+#define CHECK(status) check((status), #status, __FILE__, __LINE__)
+
+static gdn_api *gdn;
+
+static void check(gdn_status status, const char *call, const char *file, int line)
+{
+    if (status != GDN_OK) {
+        fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, gdn->status_string(status));
+        exit(1);
+    }
+}
+
+static inline gdn_ring_params model_params(int32_t n_slots, int32_t n_rollback)
+{
+    gdn_ring_params p = { .size = sizeof p, .n_slots = n_slots, .n_rollback = n_rollback, .n_layers = LAYERS,
+                          .H_v = HEADS, .S_k = S, .S_v = S, .conv_channels = CHANNELS, .conv_width = WIDTH, .spare = -1 };
+    return p;
+}
+
+/* Made-up numbers in (-1, 1), the same in every process: of a token (value i of a layer's input) or of a weight. */
+static float number(uint64_t token, uint64_t layer, uint64_t i)
+{
+    uint64_t x = token * 0x9E3779B97F4A7C15ull + layer * 0xBF58476D1CE4E5B9ull + i * 0x94D049BB133111EBull + 1;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return (float)((double)(x >> 40) / (1 << 23) - 1.0);
+}
+
+enum { WEIGHT = 1 << 20, GATE = 1 << 21, BETA = 1 << 22 };      /* where `i` starts for other things than inputs */
+
+static float weight(int layer, int channel, int w)  { return number(0, layer, WEIGHT + channel * WIDTH + w); }
+static float gate(uint64_t token, int layer, int h) { return -0.05f - 0.5f * fabsf(number(token, layer, GATE + h)); }
+static float beta(uint64_t token, int layer, int h) { return 0.5f + 0.45f * number(token, layer, BETA + h); }
+
+/* ---------------------------------------------------------------- on the ring */
+
+static gdn_tensor tensor(float *data, int64_t ne0, int64_t ne1, int64_t ne2)
+{
+    gdn_tensor t = { data, GDN_TYPE_F32, { ne0, ne1, ne2, 1 }, { 4, 4 * ne0, 4 * ne0 * ne1, 4 * ne0 * ne1 * ne2 } };
+    return t;
+}
+
+/* Memory of one worker: it is allocated once, no call of gdn allocates. */
+typedef struct worker {
+    float x[MAX_TOKENS * CHANNELS], weights[LAYERS][CHANNELS * WIDTH];
+    float g[MAX_TOKENS * HEADS], beta[MAX_TOKENS * HEADS], out[MAX_TOKENS * HEADS * S];
+    char message[256];
+    void *scratch;
+    size_t scratch_size;
+} worker;
+
+static worker *worker_new(void)
+{
+    worker *w = calloc(1, sizeof *w);
+    for (int layer = 0; layer < LAYERS; layer++)
+        for (int i = 0; i < CHANNELS * WIDTH; i++)
+            w->weights[layer][i] = weight(layer, i / WIDTH, i % WIDTH);
+    return w;
+}
+
+static void worker_scratch(worker *w, size_t needed)
+{
+    if (needed > w->scratch_size) {
+        free(w->scratch);
+        w->scratch = malloc(needed);
+        w->scratch_size = needed;
+    }
+}
+
+/* One layer over n tokens of one sequence: convolution, then the delta rule, both in place on the ring's rows. */
+static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_t *tokens, int64_t n,
+                      const gdn_ring_step *step)
+{
+    gdn_conv_args conv = { .size = sizeof conv, .activation = GDN_ACT_SILU, .n_threads = 1, .n_seqs = 1,
+                           .n_slots = step->n_columns, .rows_in = step->rows_in, .rows_out = step->rows_out,
+                           .message = w->message, .message_size = sizeof w->message };
+    gdn_delta_net_args delta = { .size = sizeof delta, .flags = GDN_QK_L2NORM, .l2_eps = 1e-6f, .n_threads = 1,
+                                 .n_seqs = 1, .n_slots = step->n_columns, .rows_in = step->rows_in,
+                                 .rows_out = step->rows_out, .message = w->message, .message_size = sizeof w->message };
+    size_t needed;
+    for (int64_t t = 0; t < n; t++) {
+        for (int c = 0; c < CHANNELS; c++)
+            w->x[t * CHANNELS + c] = number(tokens[t], layer, c);
+        for (int h = 0; h < HEADS; h++) {
+            w->g[t * HEADS + h] = gate(tokens[t], layer, h);
+            w->beta[t * HEADS + h] = beta(tokens[t], layer, h);
+        }
+    }
+    conv.x = conv.out = tensor(w->x, CHANNELS, n, 1);
+    conv.weight = tensor(w->weights[layer], WIDTH, CHANNELS, 1);
+    CHECK(gdn->ring_conv(ring, layer, &conv.state));
+    conv.state_out = conv.state;
+    CHECK(gdn->causal_conv1d_scratch_size(&conv, &needed));
+    worker_scratch(w, needed);
+    conv.scratch = w->scratch;
+    conv.scratch_size = w->scratch_size;
+    CHECK(gdn->causal_conv1d(&conv));
+
+    /* q, k and v are slices of the convolved rows, seen through strides. */
+    gdn_tensor *parts[3] = { &delta.q, &delta.k, &delta.v };
+    for (int i = 0; i < 3; i++) {
+        *parts[i] = tensor(w->x + i * HEADS * S, S, HEADS, n);
+        parts[i]->nb[2] = 4 * CHANNELS;
+        parts[i]->nb[3] = 4 * CHANNELS * n;
+    }
+    delta.g = tensor(w->g, 1, HEADS, n);
+    delta.beta = tensor(w->beta, 1, HEADS, n);
+    delta.out = tensor(w->out, S, HEADS, n);
+    CHECK(gdn->ring_ssm(ring, layer, &delta.state));
+    delta.state_out = delta.state;
+    CHECK(gdn->gated_delta_net_scratch_size(&delta, &needed));
+    worker_scratch(w, needed);
+    delta.scratch = w->scratch;
+    delta.scratch_size = w->scratch_size;
+    CHECK(gdn->gated_delta_net(&delta));
+}
+
+/* n tokens of one sequence through all layers, committed. */
+static void run_step(gdn_ring_header *ring, worker *w, int64_t seq_id, const uint64_t *tokens, int64_t n)
+{
+    int64_t rows_in, rows_out[MAX_TOKENS];
+    gdn_ring_step step = { .size = sizeof step, .n_seqs = 1, .n_columns = MAX_TOKENS, .seq_ids = &seq_id,
+                           .n_tokens = &n, .rows_in = &rows_in, .rows_out = rows_out };
+    CHECK(gdn->ring_begin(ring, &step));
+    for (int layer = 0; layer < LAYERS; layer++)
+        run_layer(ring, w, layer, tokens, n, &step);
+    CHECK(gdn->ring_commit(ring, &step));
+}
+
+/* ---------------------------------------------------------------- what must come out */
+
+typedef struct truth {
+    double window[LAYERS][CHANNELS][WIDTH - 1];
+    double state[LAYERS][HEADS][S][S];          /* [value][key], as the ring's rows */
+    int64_t n_tokens;
+} truth;
+
+static inline void truth_step(truth *m, uint64_t token)
+{
+    double y[CHANNELS], u[S];
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (int c = 0; c < CHANNELS; c++) {
+            double *window = m->window[layer][c], x = number(token, layer, c), sum = weight(layer, c, WIDTH - 1) * x;
+            for (int i = 0; i < WIDTH - 1; i++)
+                sum += weight(layer, c, i) * window[i];
+            memmove(window, window + 1, (WIDTH - 2) * sizeof *window);
+            window[WIDTH - 2] = x;
+            y[c] = sum / (1 + exp(-sum));
+        }
+        for (int h = 0; h < HEADS; h++) {
+            const double *k = y + (HEADS + h) * S, *v = y + (2 * HEADS + h) * S;
+            double decay = exp(gate(token, layer, h)), b = beta(token, layer, h), norm = 1e-6;
+            for (int i = 0; i < S; i++)
+                norm += k[i] * k[i];
+            for (int i = 0; i < S; i++)
+                u[i] = k[i] / sqrt(norm);
+            for (int j = 0; j < S; j++) {
+                double *row = m->state[layer][h][j], d = v[j];
+                for (int i = 0; i < S; i++) {
+                    row[i] *= decay;
+                    d -= row[i] * u[i];
+                }
+                for (int i = 0; i < S; i++)
+                    row[i] += b * d * u[i];
+            }
+        }
+    }
+    m->n_tokens++;
+}
+
+/* The committed state of a sequence, found through the header alone, against the truth: the largest error over the
+ * largest value. */
+static inline double committed_error(const gdn_ring_header *ring, int64_t seq_id, const truth *m)
+{
+    const char *base = (const char *)ring;
+    const gdn_ring_slot *slots = (const gdn_ring_slot *)(base + ring->slots_offset);
+    int64_t slot = 0;
+    double worst = 0, largest = 1e-30;
+    while (slots[slot].seq_id != seq_id)
+        if (++slot == ring->n_slots)
+            return INFINITY;
+    if (slots[slot].state != GDN_SLOT_LIVE || slots[slot].position != m->n_tokens)
+        return INFINITY;
+    int64_t row = (int64_t)slots[slot].head * ring->n_slots + slot;
+    for (int layer = 0; layer < LAYERS; layer++) {
+        const float *ssm = (const float *)(base + ring->ssm_offset + layer * ring->layer_nb + row * ring->ssm_row_nb);
+        const float *conv = (const float *)(base + ring->conv_offset + layer * ring->layer_nb + row * ring->conv_row_nb);
+        const double *state = &m->state[layer][0][0][0], *window = &m->window[layer][0][0];
+        for (int i = 0; i < HEADS * S * S; i++) {
+            worst = fmax(worst, fabs(ssm[i] - state[i]));
+            largest = fmax(largest, fabs(state[i]));
+        }
+        for (int i = 0; i < CHANNELS * (WIDTH - 1); i++)
+            if (conv[i] != (float)window[i])
+                return INFINITY;
+    }
+    return worst / largest;
+}
+
+#endif
