@@ -7,6 +7,9 @@ from gdn import _core, forms
 __all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
 
 EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
+# The kernels of so few tokens take less than what threads of OpenMP and of BLAS, which spin for the same cores between
+# their turns, cost each other.
+ALONE = 64
 CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
 
 
@@ -118,7 +121,8 @@ class _Layer:
         """The layer's output (n_tokens, n_embd) for hidden states x of the same shape, float32; the ring is updated.
 
         batch     the `Batch` that step began with;  step: from ``ring.begin(batch)``;  il: the ring's layer
-        mode      of the delta rule: "auto", "chunked", "recurrent";  n_threads: of everything but the matmuls (BLAS)
+        mode      of the delta rule: "auto", "chunked", "recurrent";  n_threads: of everything but the matmuls (BLAS);
+                  None is one for fewer than 64 tokens
         trace     a dict that receives every intermediate, token-major in the batch's order, zeros for padding:
                   qkv_mixed (n, C), z (n, H_v, S_v), b (n, H_v) logits, a and gate (n, H_v[, S_k]), beta (n, H_v),
                   conv_output_silu (n, C), q and k (n, H_k, S_k) after the L2 norm, v, attn_output and attn_out_norm
@@ -130,6 +134,8 @@ class _Layer:
         self._check_call(x, batch, step)
         see = _ignore if trace is None else _Trace(trace, batch)
         ssm, conv = step.ring.ssm(il), step.ring.conv(il)
+        if n_threads is None and batch.cu_seqlens[-1] < ALONE:
+            n_threads = 1
         rows = {"rows_in": step.rows_in, "rows_out": step.rows_out, "cu_seqlens": batch.cu_seqlens,
                 "n_threads": n_threads}
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from helpers import same_bits
 
 import gdn
-from helpers import same_bits
 
 WINDOW = 32768                       # rows that the library looks at together: the cases below cross it
 TAKE = np.array([[1.0, 0.0]], np.float32)           # width 2: out is the input one token back

@@ -10,21 +10,37 @@ cdef int usable_cpus() except -1:
     return max(1, min(n, quota)) if quota else n
 
 
-def cgroup_quota(root="/sys/fs/cgroup"):
-    """CPUs of the cgroup's quota rounded up (v2, then v1), None without one."""
-    for path, period_path in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            with open(os.path.join(root, path)) as file:
-                words = file.read().split()
-            if period_path:
-                with open(os.path.join(root, period_path)) as file:
-                    words += file.read().split()
-            quota, period = int(words[0]), int(words[1])
-        except (OSError, ValueError, IndexError):          # absent, "max", or -1 below
-            continue
-        if quota > 0 and period > 0:
-            return -(-quota // period)
+def cgroup_quota(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):
+    """CPUs of the tightest quota on the process's cgroup or one around it (v2, then v1), rounded up; None without one.
+
+    Inside a container the group is the root of what is mounted; a service manager's groups lie below it."""
+    groups = {}
+    try:
+        with open(membership) as file:
+            groups = {controller: path for _, controllers, path in (line.rstrip("\n").split(":", 2) for line in file)
+                      for controller in controllers.split(",")}
+    except (OSError, ValueError):
+        pass
+    for controller, files in (("", ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))):
+        names = [name for name in groups.get(controller, "").split("/") if name and name != ".."]
+        quotas = [quota for n in range(len(names) + 1)
+                  if (quota := directory_quota(os.path.join(root, controller, *names[:n]), files))]
+        if quotas:
+            return min(quotas)
     return None
+
+
+def directory_quota(directory, files):
+    """CPUs of one cgroup's quota and period, the words of its files; None without one."""
+    words = []
+    try:
+        for name in files:
+            with open(os.path.join(directory, name)) as file:
+                words += file.read().split()
+        quota, period = int(words[0]), int(words[1])
+    except (OSError, ValueError, IndexError):              # absent, or "max"
+        return None
+    return -(-quota // period) if quota > 0 and period > 0 else None        # v1's "none" is -1
 
 
 def set_num_threads(n):

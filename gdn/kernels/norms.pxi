@@ -8,13 +8,22 @@ cdef inline char *row_at(const gdn_tensor *x, const gdn_tensor *shape, int64_t r
     return <char *>x.data + i1 * x.nb[1] + i2 * x.nb[2] + i3 * x.nb[3]
 
 
+cdef enum:
+    SUM_BLOCK = 32               # vectors summed before their sum joins the total: rounding does not add up in long rows
+
+
 cdef inline float sum_of_squares(const char *x, int64_t nb, int64_t n) noexcept nogil:
-    cdef vf sum = v_set(0), v
-    cdef int64_t i
-    for i from 0 <= i < n by VL:
-        v = lanes_load(x + i * nb, nb, min(<int64_t>VL, n - i))
-        sum += v * v
-    return v_sum(sum)
+    cdef vf total = v_set(0), sum, v
+    cdef int64_t i = 0, stop
+    while i < n:
+        sum = v_set(0)
+        stop = min(n, i + SUM_BLOCK * VL)
+        while i < stop:
+            v = lanes_load(x + i * nb, nb, min(<int64_t>VL, n - i))
+            sum += v * v
+            i += VL
+        total += sum
+    return v_sum(total)
 
 
 cdef void l2_norm_item(const void *job_, int64_t item, void *scratch) noexcept nogil:

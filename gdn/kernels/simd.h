@@ -107,15 +107,14 @@ static inline vf v_swap_halves(vf x)
 
 static inline vf v_max(vf a, vf b) { return v_select(a > b, a, b); }   /* b where either is NaN */
 
-/* x = n ln2 + r: returns p = exp(r) - 1 and the two factors whose product is 2^n (two, so that results
- * below 2^-126 and at 2^128 are reached by multiplying, with gradual underflow unless the mode flushes). */
-static inline vf v_exp_parts(vf x, vf *scale1, vf *scale2)
+/* x = n ln2 + r for x cut to [low, high] (NaN stays): returns p = exp(r) - 1 and n. */
+static inline vf v_exp_core(vf x, float low, float high, vi *n)
 {
     const float magic = 12582912.0f;                       /* 1.5 * 2^23: adding it rounds to an integer */
-    x = v_select(x > 150.0f, v_set(150.0f), x);            /* selects keep NaN */
-    x = v_select(x < -150.0f, v_set(-150.0f), x);
+    x = v_select(x > high, v_set(high), x);
+    x = v_select(x < low, v_set(low), x);
     vf t = x * 1.44269504088896341f + magic;
-    vi n = (vi)t - (vi)v_set(magic);
+    *n = (vi)t - (vi)v_set(magic);
     vf f = t - magic;
     vf r = (x - f * 0.693359375f) - f * -2.12194440e-4f;
     vf p = v_set(1.0f / 5040);
@@ -124,10 +123,21 @@ static inline vf v_exp_parts(vf x, vf *scale1, vf *scale2)
     p = p * r + 1.0f / 24;
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
-    vi half = n >> 1;
-    *scale1 = (vf)((half + 127) << 23);
-    *scale2 = (vf)((n - half + 127) << 23);
     return p * (r * r) + r;
+}
+
+static inline vf v_power_of_2(vi n) { return (vf)((n + 127) << 23); }      /* -126 <= n <= 127 */
+
+/* exp(x) - 1 reduced as above and the two factors whose product is 2^n (two, so that results below 2^-126 and at
+ * 2^128 are reached by multiplying, with gradual underflow unless the mode flushes). */
+static inline vf v_exp_parts(vf x, vf *scale1, vf *scale2)
+{
+    vi n, half;
+    vf p = v_exp_core(x, -150.0f, 150.0f, &n);
+    half = n >> 1;
+    *scale1 = v_power_of_2(half);
+    *scale2 = v_power_of_2(n - half);
+    return p;
 }
 
 /* exp(x), relative error below 2e-7; exp(-inf) = 0, NaN stays NaN. */
@@ -147,8 +157,20 @@ static inline void v_exp_hi_lo(vf x, vf *hi, vf *lo)
     *lo = (p - (one_p - 1.0f)) * s1 * s2;
 }
 
-static inline vf v_sigmoid(vf x) { return 1.0f / (1.0f + v_exp(-x)); }
-static inline vf v_silu(vf x)    { return x / (1.0f + v_exp(-x)); }
+/* a / (1 + exp(-x)).  Half of a large 2^n divides the numerator instead: exp(-x) overflows below -88.7, while
+ * x / (1 + exp(-x)) is a normal float down to -91.8.  a = x = -inf gives -inf. */
+static inline vf v_logistic(vf a, vf x)
+{
+    vi n, half;
+    vf p = v_exp_core(-x, -80.0f, 174.0f, &n);
+    half = n >> 1;
+    half &= ~(half >> 31);
+    vf down = v_power_of_2(-half);
+    return a * down / (down + (1.0f + p) * v_power_of_2(n - half));
+}
+
+static inline vf v_sigmoid(vf x) { return v_logistic(v_set(1.0f), x); }
+static inline vf v_silu(vf x)    { return v_logistic(x, x); }
 
 /* a * b where a product with an exact zero is zero, whatever the other factor: a gate of 0 at a rate of -inf. */
 static inline vf v_mul_zero(vf a, vf b)
