@@ -1,7 +1,8 @@
 """Whole layers at n_embd 2048: against transformers' own on the CPU, and what a layer costs beside its matmuls.
 
 pytest benchmarks/test_layer_bench.py; `outside` is the layer's time less that spent in its matmuls, over the time of
-its kernels called alone on contiguous arrays, with caches as the matmuls leave them.
+its kernels called alone on contiguous arrays and as many threads, with caches as the matmuls leave them.  The ring's
+step, one for all layers of a model, is opened outside both.
 """
 
 import time
@@ -48,12 +49,16 @@ def random_layer(family):
     return (gdn.KimiDeltaAttention if kda else gdn.GatedDeltaNet)(weights, config)
 
 
-def layer_call(layer, n_tokens):
-    """One step of one sequence; for one token the sequence goes on, else it starts afresh."""
+def one_sequence(layer, n_tokens):
+    """(ring, batch, x): for one token the sequence goes on, else it starts afresh."""
     ring = gdn.StateRing.create(1, n_layers=1, **layer.extents)
     ring.acquire(0)
     batch = gdn.Batch([0] * n_tokens, None if n_tokens == 1 else np.arange(n_tokens))
-    x = np.random.default_rng(1).standard_normal((n_tokens, N_EMBD), np.float32)
+    return ring, batch, np.random.default_rng(1).standard_normal((n_tokens, N_EMBD), np.float32)
+
+
+def layer_call(layer, n_tokens):
+    ring, batch, x = one_sequence(layer, n_tokens)
 
     def call():
         with ring.begin(batch) as step:
@@ -73,8 +78,9 @@ def matmul_call(layer, n_tokens):
     return call
 
 
-def kernel_call(layer, n_tokens):
+def kernel_call(layer, n_tokens, n_threads):
     """The layer's kernels alone, on contiguous arrays, in place on the caches of one sequence."""
+    threads = {"n_threads": n_threads}
     rng, T, H_k, H_v, S_k, S_v = np.random.default_rng(1), n_tokens, layer.H_k, layer.H_v, layer.S_k, layer.S_v
 
     def normal(*shape):
@@ -88,11 +94,11 @@ def kernel_call(layer, n_tokens):
     u, g, o, y = (np.empty_like(x) for x in (qkv, a, v, z))
 
     def call():
-        gdn.causal_conv1d_inplace(qkv, layer.conv, None, conv, start, row, out=u)
-        gdn.decay_gate(a, layer.A, layer.dt_bias, out=g)
+        gdn.causal_conv1d_inplace(qkv, layer.conv, None, conv, start, row, out=u, **threads)
+        gdn.decay_gate(a, layer.A, layer.dt_bias, out=g, **threads)
         gdn.gated_delta_net_inplace(q, k, v, g, b, ssm, start, row, head_map="interleaved", qk_l2norm=True,
-                                    beta_logit=True, out=o)
-        gdn.rms_norm_gated(o[0], z, layer.norm, activation=layer.activation, out=y)
+                                    beta_logit=True, out=o, **threads)
+        gdn.rms_norm_gated(o[0], z, layer.norm, activation=layer.activation, out=y, **threads)
     return call
 
 
@@ -106,13 +112,16 @@ def outside(layer, n_tokens, rounds=9):
         inside[0] += time.perf_counter() - start
         return y
 
-    whole, matmuls, kernels = (make(layer, n_tokens) for make in (layer_call, matmul_call, kernel_call))
+    n_threads = 1 if n_tokens < 64 else gdn.get_num_threads()
+    ring, batch, x = one_sequence(layer, n_tokens)
+    matmuls, kernels = matmul_call(layer, n_tokens), kernel_call(layer, n_tokens, n_threads)
     layer._product = timed
     times = []
     for _ in range(rounds):
-        inside[0], start = 0.0, time.perf_counter()
-        whole()
-        beside = time.perf_counter() - start - inside[0]
+        with ring.begin(batch) as step:
+            inside[0], start = 0.0, time.perf_counter()
+            layer(x, batch, step, 0, n_threads=n_threads)
+            beside = time.perf_counter() - start - inside[0]
         matmuls()
         start = time.perf_counter()
         kernels()
