@@ -10,6 +10,7 @@ include "recurrent.pxi"
 
 cdef enum:
     TOKENS = 4                   # tokens prepared together in token-by-token stretches
+    GAP = 64                     # floats
     PANELS = 0                   # where a token-by-token stretch works: on a packed copy in scratch,
     KEYS = 1                     # or in place, on rows along the key index (ggml's order),
     VALUES = 2                   # or on rows along the value index (FLA's)
@@ -67,14 +68,17 @@ cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept 
     sp.out = carve(&at, PAIR_LD * sp.columns_ld)
     sp.X = carve(&at, PAIR_LD * NV * VL)
     sp.X_end = carve(&at, PAIR_LD * NV * VL)
+    # Arrays read side by side need a gap: where one ends as the next begins, the prefetchers run on from one into the
+    # other instead of ahead in the state.
     for t in range(TOKENS):
         sp.tokens[t].k = sp.k + t * sp.ld
-        sp.tokens[t].kd = carve(&at, sp.ld)
-        sp.tokens[t].qd = carve(&at, sp.ld)
-        sp.tokens[t].hi = carve(&at, sp.ld)
-        sp.tokens[t].lo = carve(&at, sp.ld)
+        sp.tokens[t].kd = carve(&at, sp.ld + GAP) if job.per_channel else sp.k + t * sp.ld
+        sp.tokens[t].qd = carve(&at, sp.ld + GAP) if job.per_channel else sp.q + t * sp.ld
+        sp.tokens[t].whole = carve(&at, sp.ld + GAP)
+        sp.tokens[t].part = carve(&at, sp.ld + GAP)
         sp.tokens[t].v = sp.v + t * sp.columns_ld
         sp.tokens[t].out = sp.out + t * sp.columns_ld
+        sp.tokens[t].decay = 1
         sp.tokens[t].scale = job.scale
     sp.states = carve(&at, sp.n_heads * sp.state_size)
     return at
@@ -370,59 +374,83 @@ cdef void prepare_token(space *sp, int64_t i, int64_t head, int64_t t, float bet
     cdef const gdn_delta_net_args *args = sp.job.args
     cdef token *tok = &sp.tokens[i]
     cdef const float *q = sp.q + i * sp.ld
-    cdef vf hi, lo
+    cdef vf whole, part, decay
     cdef int64_t c
     tok.beta = beta
     tok.kq = dot(tok.k, q, sp.ld)
     pack_row(tok.v, row_of(sp, &args.v, head, t) + sp.column * args.v.nb[0], args.v.nb[0], sp.n_columns, sp.columns_ld)
-    if sp.job.per_channel:
-        pack_row(tok.hi, row_of(sp, &args.g, head, t), args.g.nb[0], sp.job.S_k, sp.ld)
-    v_exp_hi_lo(v_set(g), &hi, &lo)
+    if not sp.job.per_channel:
+        v_exp_whole_part(v_set(g), &whole, &part)
+        v_store(tok.whole, whole)
+        v_store(tok.part, part)
+        v_store_head(&tok.decay, v_exp(v_set(g)), 1)
+        return
+    pack_row(tok.part, row_of(sp, &args.g, head, t), args.g.nb[0], sp.job.S_k, sp.ld)
     for c from 0 <= c < sp.ld by VL:
-        if sp.job.per_channel:
-            v_exp_hi_lo(v_load(tok.hi + c), &hi, &lo)
-        v_store(tok.hi + c, hi)
-        v_store(tok.lo + c, lo)
-        v_store(tok.kd + c, hi * v_load(tok.k + c))
-        v_store(tok.qd + c, hi * v_load(q + c))
+        decay = v_exp(v_load(tok.part + c))
+        v_exp_whole_part(v_load(tok.part + c), &whole, &part)
+        v_store(tok.whole + c, whole)
+        v_store(tok.part + c, part)
+        v_store(tok.kd + c, decay * v_load(tok.k + c))
+        v_store(tok.qd + c, decay * v_load(q + c))
 
 
 cdef void steps_in_place(space *sp, int64_t m, int64_t t0, int64_t n, int order) noexcept nogil:
-    """Tokens [t0, t0 + n) on caller memory: each reads the plane before it and writes its own.  A few rows (or
-    columns) take all n tokens before the next few, so that the planes stream through once."""
+    """Tokens [t0, t0 + n) on caller memory: each reads the plane before it and writes its own."""
     cdef plane source[TOKENS]
     cdef plane target[TOKENS]
-    cdef const char *ahead                    # the next head's state, most likely
     cdef int64_t i, j
     for i in range(n):
         target[i] = plane_after(sp, m, t0 + i, order)
         source[i] = plane_after(sp, m, t0 + i - 1, order) if t0 + i > 0 else plane_in(sp, m)
-    ahead = source[0].p + sp.job.state_in_nb[sp.seq][2]
     if source[0].p == NULL:
         copy_state(target[0].p, target[0].nb, NULL, NULL, sp.job.S_k, sp.n_columns)
         source[0] = target[0]
-    j = 0
-    if order == KEYS:
-        while j + VL // 2 <= sp.n_columns:
-            for i in range(n):
-                rows_step(&sp.tokens[i], sp.job.S_k, target[i].p, target[i].nb[1], source[i].p, source[i].nb[1], j,
-                          VL // 2)
-            j += VL // 2
-        while j < sp.n_columns:
-            for i in range(n):
-                rows_step(&sp.tokens[i], sp.job.S_k, target[i].p, target[i].nb[1], source[i].p, source[i].nb[1], j, 1)
-            j += 1
+    if order == KEYS and sp.job.per_channel:
+        rows_of_tokens(sp, source, target, n, True)
+    elif order == KEYS:
+        rows_of_tokens(sp, source, target, n, False)
+    elif sp.job.per_channel:
+        columns_of_tokens(sp, source, target, n, True)
     else:
-        while j + NC * VL <= sp.n_columns:
-            for i in range(n):
-                columns_step(&sp.tokens[i], sp.job.S_k, target[i].p, target[i].nb[0], source[i].p, source[i].nb[0],
-                             ahead, j, NC)
-            j += NC * VL
-        while j < sp.n_columns:
-            for i in range(n):
-                columns_step(&sp.tokens[i], sp.job.S_k, target[i].p, target[i].nb[0], source[i].p, source[i].nb[0],
-                             ahead, j, 1)
-            j += VL
+        columns_of_tokens(sp, source, target, n, False)
+
+
+cdef inline void rows_of_tokens(space *sp, const plane *source, const plane *target, int64_t n,
+                                const bint per_channel) noexcept nogil:
+    """All of one token at once; of several, a few rows of each, so that the planes stream through once."""
+    cdef int64_t i, j, j1, n_rows = sp.n_columns if n == 1 else 2 * ROWS, w = sp.job.S_k // VL
+    cdef const token *t
+    cdef plane x, y
+    for j from 0 <= j < sp.n_columns by n_rows:
+        j1 = min(j + n_rows, sp.n_columns)
+        for i in range(n):
+            t = &sp.tokens[i]
+            x = source[i]
+            y = target[i]
+            if w == HELD_MAX:
+                rows_step(t, sp.job.S_k, y.p, y.nb[1], x.p, x.nb[1], j, j1, HELD_MAX, per_channel)
+            elif w == HELD_MAX // 2:
+                rows_step(t, sp.job.S_k, y.p, y.nb[1], x.p, x.nb[1], j, j1, HELD_MAX // 2, per_channel)
+            else:
+                rows_step(t, sp.job.S_k, y.p, y.nb[1], x.p, x.nb[1], j, j1, 0, per_channel)
+
+
+cdef inline void columns_of_tokens(space *sp, const plane *source, const plane *target, int64_t n,
+                                   const bint per_channel) noexcept nogil:
+    cdef int64_t i, j = 0
+    while j < sp.n_columns:
+        for i in range(n):
+            columns_block(&sp.tokens[i], sp.job.S_k, target[i], source[i], j, sp.n_columns - j, per_channel)
+        j += NC * VL if j + NC * VL <= sp.n_columns else VL
+
+
+cdef inline void columns_block(const token *t, int64_t S_k, plane y, plane x, int64_t j, int64_t n_left,
+                               const bint per_channel) noexcept nogil:
+    if n_left >= NC * VL:
+        columns_step(t, S_k, y.p, y.nb[0], x.p, x.nb[0], j, NC, per_channel)
+    else:
+        columns_step(t, S_k, y.p, y.nb[0], x.p, x.nb[0], j, 1, per_channel)
 
 
 cdef void steps_in_panels(space *sp, int64_t m, int64_t t0, int64_t n) noexcept nogil:
@@ -435,7 +463,10 @@ cdef void steps_in_panels(space *sp, int64_t m, int64_t t0, int64_t n) noexcept 
         tok = sp.tokens[i]
         state = <char *>(sp.states + m * sp.state_size)
         for j from 0 <= j < sp.n_columns by NV * VL:
-            columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, state, 0, NV)
+            if sp.job.per_channel:
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, NV, True)
+            else:
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, NV, False)
             tok.v += NV * VL
             tok.out += NV * VL
             state += 4 * panel

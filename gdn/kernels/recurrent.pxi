@@ -2,123 +2,146 @@
 #
 #     d = beta (v - S^T kd)         o = scale (S^T qd + (k.q) d)         S <- decay S + k d^T
 #
-# so both dots are taken in the first pass over the old state, and the state is read and written once.  The decay is
-# applied as hi + lo: rounded to one float it would be off the same way at every token.
+# so both dots are taken in the first pass over the old state, and the state is read and written once.  The scalar
+# gate scales the dots with k and q instead, and keeps its decay in registers.
+#
+# Either order walks its memory in one ascending stream, without prefetch instructions: the hardware's prefetchers then
+# keep more lines on their way than a core's own misses can.  Two rows side by side take twice the time.
+#
+# decay = whole + part, whole being 1 (all bits set, a mask) from one half up, else 0: rounded to one float, a slow
+# decay would be off the same way at every token.
 
 
-cdef struct token:               # prepared once per token and value head; [ld] each, zero padded, but v and out [S_v]
-    float *k
-    float *kd
+cdef struct token:               # prepared once per token and value head; zero padded
+    float *k                     # [ld]
+    float *kd                    # [ld]; scalar gate: k itself, and q
     float *qd
-    float *hi
-    float *lo
+    float *whole                 # [ld]; scalar gate: one vector
+    float *part
     float *v                     # this part's columns, padded to whole vectors
     float *out
+    float decay                  # per channel: 1
     float beta
     float kq
     float scale
 
 
 cdef enum:
-    AHEAD = 8                    # groups of rows between use and prefetch
+    ROWS = 4                     # rows whose dots are taken before the first is updated: their reductions overlap
 
 
-cdef inline void rows_dots(const token *t, vf *dots_k, vf *dots_q, int64_t S_k, const char *src, int64_t src_nb,
-                           const int n) noexcept nogil:
-    """Lanewise S^T kd and S^T qd of n <= QUAD rows."""
-    cdef vf acc_k[QUAD]                      # registers; in the caller's array every pass would be stored
-    cdef vf acc_q[QUAD]
-    cdef vf kd, qd, s
+cdef inline vf row_vector(const vf *row, int64_t c, const bint in_memory) noexcept nogil:
+    return v_load_ordered(<const float *>(row + c)) if in_memory else row[c]
+
+
+cdef inline void row_dots(const vf *kd, const vf *qd, const vf *row, int64_t w, const bint in_memory, float *dot_k,
+                          float *dot_q) noexcept nogil:
+    """The dots of kd and qd with one row of w vectors, even and odd vectors apart: two chains of additions each."""
+    cdef vf k_even = v_set(0), k_odd = v_set(0), q_even = v_set(0), q_odd = v_set(0)
+    cdef vf even, odd
     cdef int64_t c
-    cdef int m
-    for m in range(n):
-        acc_k[m] = v_set(0)
-        acc_q[m] = v_set(0)
-    for c from 0 <= c < S_k by VL:
-        kd = v_load(t.kd + c)
-        qd = v_load(t.qd + c)
-        for m in range(n):
-            v_prefetch(<const float *>(src + (m + AHEAD * VL // 2) * src_nb) + c, VL)
-            s = v_load_once(<const float *>(src + m * src_nb) + c)
-            acc_k[m] += kd * s
-            acc_q[m] += qd * s
-    for m in range(n):
-        dots_k[m] = acc_k[m]
-        dots_q[m] = acc_q[m]
+    for c from 0 <= c < w - 1 by 2:
+        even = row_vector(row, c, in_memory)
+        odd = row_vector(row, c + 1, in_memory)
+        k_even += kd[c] * even
+        q_even += qd[c] * even
+        k_odd += kd[c + 1] * odd
+        q_odd += qd[c + 1] * odd
+    if w % 2:
+        even = row_vector(row, w - 1, in_memory)
+        k_even += kd[w - 1] * even
+        q_even += qd[w - 1] * even
+    v_two_sums(k_even + k_odd, q_even + q_odd, dot_k, dot_q)
 
 
-cdef inline void rows_update(const token *t, const vf *d, int64_t S_k, char *dst, int64_t dst_nb, const char *src,
-                             int64_t src_nb, const int n) noexcept nogil:
-    """S <- decay S + k d^T on n <= QUAD rows."""
-    cdef const float *t_k = t.k              # held: a store to the state could change t, for all C knows
-    cdef const float *t_hi = t.hi
-    cdef const float *t_lo = t.lo
-    cdef vf hi, lo, k, s
+cdef inline void row_update(vf *to, const vf *row, const vf *whole, const vf *part, const vf *k, float d, int64_t w,
+                            const bint in_memory, const bint per_channel) noexcept nogil:
+    """to = decay row + k d, w vectors."""
+    cdef vf s, whole_c = whole[0], part_c = part[0]
     cdef int64_t c
-    cdef int m
-    for c from 0 <= c < S_k by VL:
-        k = v_load(t_k + c)
-        hi = v_load(t_hi + c)
-        lo = v_load(t_lo + c)
-        for m in range(n):
-            s = v_load_once(<const float *>(src + m * src_nb) + c)
-            v_store(<float *>(dst + m * dst_nb) + c, s * hi + (s * lo + k * d[m]))
+    for c in range(w):
+        if per_channel:
+            whole_c = whole[c]
+            part_c = part[c]
+        s = row_vector(row, c, in_memory)
+        to[c] = v_and(s, whole_c) + (s * part_c + k[c] * d)
 
 
 cdef inline void rows_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
-                           int64_t j0, const int n) noexcept nogil:
-    """Value columns [j0, j0 + n) of a state whose key index is contiguous (ggml's order); n is VL / 2 or 1."""
-    cdef vf acc[VL]
-    cdef vf d_m[VL]
-    cdef vf dots, d
-    cdef int m
-    src += j0 * src_nb
-    dst += j0 * dst_nb
-    for m in range(VL):
-        acc[m] = v_set(0)
-    for m from 0 <= m < n by QUAD:
-        rows_dots(t, acc + m, acc + VL // 2 + m, S_k, src + m * src_nb, src_nb, 1 if n == 1 else QUAD)
-    dots = v_sums(acc)                       # lanes m: S^T kd of row j0 + m; lanes VL/2 + m: S^T qd
-    d = t.beta * (v_load(t.v + j0) - dots)
-    v_store_head(t.out + j0, t.scale * (v_swap_halves(dots) + t.kq * d), n)
+                           int64_t j0, int64_t j1, const int held, const bint per_channel) noexcept nogil:
+    """Value columns [j0, j1) of a state whose key index is contiguous (ggml's order).  held is a row's length in vectors
+    where that is a constant: kd and qd then stay in registers; else 0."""
+    cdef token T = t[0]                      # a copy: a store to the state could change t, for all C knows
+    cdef vf kd_held[HELD_MAX]
+    cdef vf qd_held[HELD_MAX]
+    cdef const vf *kd = &kd_held[0] if held > 0 else <const vf *>T.kd
+    cdef const vf *qd = &qd_held[0] if held > 0 else <const vf *>T.qd
+    cdef const vf *k = <const vf *>T.k if per_channel else kd
+    cdef int64_t w = held if held > 0 else S_k // VL
+    cdef int64_t j = j0
+    cdef int c
+    for c in range(held):
+        kd_held[c] = v_load(T.kd + c * VL)
+        qd_held[c] = v_load(T.qd + c * VL)
+    if not per_channel:
+        while j + ROWS <= j1:
+            rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, 0, False, ROWS)
+            j += ROWS
+    while j < j1:
+        rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, held, per_channel, 1)
+        j += 1
+
+
+cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf *k, int64_t w, char *dst, int64_t dst_nb,
+                            const char *src, int64_t src_nb, int64_t j, const int held, const bint per_channel,
+                            const int n) noexcept nogil:
+    """Value columns [j, j + n), whose state rows are at src and dst.  A single row of held > 0 vectors is read once:
+    loads are what the per-channel gate, with three more of them a vector, would run out of."""
+    cdef vf row_held[HELD_MAX]
+    cdef const vf *row
+    cdef float d[ROWS]
+    cdef float dot_k, dot_q
+    cdef int c, m
+    for c in range(held):
+        row_held[c] = v_load_ordered(<const float *>src + c * VL)
     for m in range(n):
-        d_m[m] = v_lane(d, m)
-    for m from 0 <= m < n by QUAD:
-        rows_update(t, d_m + m, S_k, dst + m * dst_nb, dst_nb, src + m * src_nb, src_nb, 1 if n == 1 else QUAD)
+        row = &row_held[0] if held > 0 else <const vf *>(src + m * src_nb)
+        row_dots(kd, qd, row, w, held == 0, &dot_k, &dot_q)
+        d[m] = T.beta * (T.v[j + m] - T.decay * dot_k)
+        T.out[j + m] = T.scale * (T.decay * dot_q + T.kq * d[m])
+    for m in range(n):
+        row = &row_held[0] if held > 0 else <const vf *>(src + m * src_nb)
+        row_update(<vf *>(dst + m * dst_nb), row, <const vf *>T.whole, <const vf *>T.part, k, d[m], w, held == 0, per_channel)
 
 
-cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src,
-                              int64_t src_nb, const char *next_src, int64_t j0, const int n) noexcept nogil:
-    """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels).
-    Both passes fetch half of next_src, the state that comes after, so that memory is busy all the time."""
+cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
+                              int64_t j0, const int n, const bint per_channel) noexcept nogil:
+    """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels)."""
+    cdef token T = t[0]
     cdef vf acc_k[NC]
     cdef vf acc_q[NC]
-    cdef vf s
-    cdef float kd, qd, hi, lo, k
-    cdef const float *t_k = t.k
-    cdef const float *t_hi = t.hi
-    cdef const float *t_lo = t.lo
+    cdef vf s, whole = v_load(T.whole), part = v_load(T.part)
+    cdef float kd, qd, k
     cdef int64_t c
     cdef int j
     for j in range(n):
         acc_k[j] = v_set(0)
         acc_q[j] = v_set(0)
     for c in range(S_k):
-        v_prefetch(<const float *>(next_src + c * src_nb) + j0, n * VL // 2)
-        kd = t.kd[c]
-        qd = t.qd[c]
+        kd = T.kd[c]
+        qd = T.qd[c]
         for j in range(n):
-            s = v_load_once(<const float *>(src + c * src_nb) + j0 + j * VL)
+            s = v_load_ordered(<const float *>(src + c * src_nb) + j0 + j * VL)
             acc_k[j] += kd * s
             acc_q[j] += qd * s
     for j in range(n):
-        acc_k[j] = t.beta * (v_load(t.v + j0 + j * VL) - acc_k[j])
-        v_store(t.out + j0 + j * VL, t.scale * (acc_q[j] + t.kq * acc_k[j]))
+        acc_k[j] = T.beta * (v_load(T.v + j0 + j * VL) - T.decay * acc_k[j])
+        v_store(T.out + j0 + j * VL, T.scale * (T.decay * acc_q[j] + T.kq * acc_k[j]))
     for c in range(S_k):
-        v_prefetch(<const float *>(next_src + c * src_nb) + j0 + n * VL // 2, n * VL // 2)
-        hi = t_hi[c]
-        lo = t_lo[c]
-        k = t_k[c]
+        if per_channel:
+            whole = v_set(T.whole[c])
+            part = v_set(T.part[c])
+        k = T.k[c]
         for j in range(n):
-            s = v_load_once(<const float *>(src + c * src_nb) + j0 + j * VL)
-            v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, s * hi + (s * lo + k * acc_k[j]))
+            s = v_load_ordered(<const float *>(src + c * src_nb) + j0 + j * VL)
+            v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, v_and(s, whole) + (s * part + k * acc_k[j]))

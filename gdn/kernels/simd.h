@@ -4,7 +4,7 @@
  * VL         float lanes of a vector
  * MR, NV     the register tile: MR rows of NV vectors, accumulators for the MR x NV products (tile.pxi)
  * NC         vectors of a state row that a token-by-token step carries at once, two accumulators each (recurrent.pxi)
- * QUAD       rows of a state that share a load of the token's vectors, at most VL / 2
+ * HELD_MAX   vectors of a state's row that a step keeps in registers, k and q with them
  * CHUNK_MAX  tokens of a chunk, a multiple of MR;  PAIR_LD floats of a row of chunk x chunk matrices */
 #ifndef GDN_SIMD_H
 #define GDN_SIMD_H
@@ -14,13 +14,13 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-enum { VL = 16, MR = 8, NV = 2, NC = 8, QUAD = 4, CHUNK_MAX = 16 };
+enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, CHUNK_MAX = 16 };
 #define GDN_LEVEL_NAME "v4"
 #elif defined(__AVX2__)
-enum { VL = 8, MR = 6, NV = 2, NC = 4, QUAD = 4, CHUNK_MAX = 18 };
+enum { VL = 8, MR = 6, NV = 2, NC = 4, HELD_MAX = 8, CHUNK_MAX = 18 };
 #define GDN_LEVEL_NAME "v3"
 #else
-enum { VL = 4, MR = 6, NV = 2, NC = 4, QUAD = 2, CHUNK_MAX = 18 };
+enum { VL = 4, MR = 6, NV = 2, NC = 4, HELD_MAX = 8, CHUNK_MAX = 18 };
 #define GDN_LEVEL_NAME "base"
 #endif
 
@@ -42,20 +42,30 @@ typedef float   vf __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(4), may
 typedef int32_t vi __attribute__((vector_size(GDN_VECTOR_BYTES), aligned(4), may_alias));
 
 static inline vf   v_load(const float *p)            { return *(const vf *)p; }
-/* A load into a register, for values used more than once: GCC would rather load again as an operand of every use,
- * and 64-byte loads are what a step on a state runs out of first. */
-static inline vf   v_load_once(const float *p)
+/* A load as written: once, into a register, in program order with its like.  GCC would rather load a value again as an
+ * operand of every use, and 64-byte loads are what a step on a state runs out of first; and it would move loads past
+ * each other, after which hardware prefetchers no longer see one ascending stream, and wait for memory. */
+static inline vf   v_load_ordered(const float *p)
 {
-    vf x = *(const vf *)p;
-#if defined(__x86_64__) && defined(__AVX512F__)
-    __asm__("" : "+v"(x));
-#elif defined(__x86_64__)
-    __asm__("" : "+x"(x));
-#endif
+#if defined(__AVX512F__)
+    vf x;
+    __asm__ volatile("vmovups %1, %0" : "=v"(x) : "m"(*(const vf *)p));
     return x;
+#elif defined(__AVX__)
+    vf x;
+    __asm__ volatile("vmovups %1, %0" : "=x"(x) : "m"(*(const vf *)p));
+    return x;
+#elif defined(__SSE2__)
+    vf x;
+    __asm__ volatile("movups %1, %0" : "=x"(x) : "m"(*(const vf *)p));
+    return x;
+#else
+    return v_load(p);
+#endif
 }
 static inline void v_store(float *p, vf x)           { *(vf *)p = x; }
 static inline vf   v_set(float s)                    { return s - (vf){0}; }
+static inline vf   v_and(vf x, vf mask)              { return (vf)((vi)x & (vi)mask); }
 static inline vf   v_select(vi mask, vf a, vf b)     { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
 /* The first n < VL lanes from p, zeros behind; nothing past p[n-1] is read. */
@@ -94,15 +104,6 @@ static inline vf v_with_lane(vf x, int64_t i, float s)
     vi lanes;
     for (int l = 0; l < VL; l++) lanes[l] = l;
     return v_select(lanes == (int32_t)i, v_set(s), x);
-}
-
-static inline vf v_lane(vf x, int i) { return v_set(x[i]); }
-
-static inline vf v_swap_halves(vf x)
-{
-    vf y;
-    for (int i = 0; i < VL; i++) y[i] = x[i ^ (VL / 2)];
-    return y;
 }
 
 static inline vf v_max(vf a, vf b) { return v_select(a > b, a, b); }   /* b where either is NaN */
@@ -145,6 +146,18 @@ static inline vf v_exp(vf x)
 {
     vf s1, s2, p = v_exp_parts(x, &s1, &s2);
     return (1.0f + p) * s1 * s2;
+}
+
+/* exp(x) as whole + part: whole is 1, as a mask of all bits, and part exp(x) - 1 where exp(x) is near or above one
+ * half; else whole is 0 and part exp(x). */
+static inline void v_exp_whole_part(vf x, vf *whole, vf *part)
+{
+    vi n, half;
+    vf p = v_exp_core(x, -150.0f, 150.0f, &n);
+    half = n >> 1;
+    vi near_1 = (n == 0) | (n == -1);
+    *whole = (vf)near_1;
+    *part = v_select(near_1, v_select(n == 0, p, 0.5f * p - 0.5f), (1.0f + p) * v_power_of_2(half) * v_power_of_2(n - half));
 }
 
 /* exp(x) as hi + lo, lo being what rounding 1 + p to float loses: for slow decays (x near 0) the pair
@@ -241,6 +254,32 @@ static inline vf v_sums(vf x[VL])
         for (int i = 0; i < n; i++)
             x[i] = v_interleave_lo(x[i], x[i + n]) + v_interleave_hi(x[i], x[i + n]);
     return x[0];
+}
+
+/* The sums of the lanes of a and of b.  Unions halve vectors without memory. */
+typedef float v_quarter __attribute__((vector_size(16), may_alias));
+
+static inline v_quarter v_fold(vf x)
+{
+#if defined(__AVX512F__)
+    typedef float v_half __attribute__((vector_size(32), may_alias));
+    union { vf x; v_half half[2]; } u = {x};
+    union { v_half x; v_quarter half[2]; } w = {u.half[0] + u.half[1]};
+    return w.half[0] + w.half[1];
+#elif defined(__AVX2__)
+    union { vf x; v_quarter half[2]; } w = {x};
+    return w.half[0] + w.half[1];
+#else
+    return x;
+#endif
+}
+
+static inline void v_two_sums(vf a, vf b, float *sum_a, float *sum_b)
+{
+    v_quarter x = v_fold(a), y = v_fold(b);
+    v_quarter xy = (v_quarter){x[0], y[0], x[1], y[1]} + (v_quarter){x[2], y[2], x[3], y[3]};
+    *sum_a = xy[0] + xy[2];
+    *sum_b = xy[1] + xy[3];
 }
 
 /* n floats at p, towards the second-level cache; any address is harmless. */

@@ -7,12 +7,12 @@ cdef extern from "simd.h" nogil:
         MR
         NV
         NC
-        QUAD
+        HELD_MAX
         CHUNK_MAX
         PAIR_LD
         PAIR_NV
     vf v_load(const float *p)
-    vf v_load_once(const float *p)
+    vf v_load_ordered(const float *p)
     void v_store(float *p, vf x)
     vf v_set(float s)
     vf v_load_head(const float *p, int64_t n)
@@ -20,12 +20,13 @@ cdef extern from "simd.h" nogil:
     float v_sum(vf x)
     vf v_sums(vf *x)
     vf v_sqrt(vf x)
-    vf v_lane(vf x, int i)
-    vf v_swap_halves(vf x)
+    vf v_and(vf x, vf mask)
+    void v_two_sums(vf a, vf b, float *sum_a, float *sum_b)
     vf v_max(vf a, vf b)
     vf v_with_lane(vf x, int64_t i, float s)
     vf v_exp(vf x)
     void v_exp_hi_lo(vf x, vf *hi, vf *lo)
+    void v_exp_whole_part(vf x, vf *whole, vf *part)
     vf v_sigmoid(vf x)
     vf v_silu(vf x)
     vf v_softplus(vf x)
