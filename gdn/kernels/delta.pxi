@@ -448,9 +448,9 @@ cdef inline void columns_of_tokens(space *sp, const plane *source, const plane *
 cdef inline void columns_block(const token *t, int64_t S_k, plane y, plane x, int64_t j, int64_t n_left,
                                const bint per_channel) noexcept nogil:
     if n_left >= NC * VL:
-        columns_step(t, S_k, y.p, y.nb[0], x.p, x.nb[0], j, NC, per_channel)
+        columns_step(t, S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_left if j == 0 and n_left > NC * VL else 0, NC, per_channel)
     else:
-        columns_step(t, S_k, y.p, y.nb[0], x.p, x.nb[0], j, 1, per_channel)
+        columns_step(t, S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, per_channel)
 
 
 cdef void steps_in_panels(space *sp, int64_t m, int64_t t0, int64_t n) noexcept nogil:
@@ -464,9 +464,9 @@ cdef void steps_in_panels(space *sp, int64_t m, int64_t t0, int64_t n) noexcept 
         state = <char *>(sp.states + m * sp.state_size)
         for j from 0 <= j < sp.n_columns by NV * VL:
             if sp.job.per_channel:
-                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, NV, True)
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, True)
             else:
-                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, NV, False)
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False)
             tok.v += NV * VL
             tok.out += NV * VL
             state += 4 * panel

@@ -27,6 +27,7 @@ cdef struct token:               # prepared once per token and value head; zero 
 
 
 cdef enum:
+    AHEAD = 8                    # rows from use to fetch
     ROWS = 4                     # rows whose dots are taken before the first is updated: their reductions overlap
 
 
@@ -115,8 +116,10 @@ cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf
 
 
 cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
-                              int64_t j0, const int n, const bint per_channel) noexcept nogil:
-    """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels)."""
+                              int64_t j0, int64_t n_ahead, const int n, const bint per_channel) noexcept nogil:
+    """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels).
+    Where rows are longer than that, the first step on them fetches all n_ahead floats of each: pieces of rows are no
+    stream that hardware would follow."""
     cdef token T = t[0]
     cdef vf acc_k[NC]
     cdef vf acc_q[NC]
@@ -128,6 +131,7 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
         acc_k[j] = v_set(0)
         acc_q[j] = v_set(0)
     for c in range(S_k):
+        v_prefetch(<const float *>(src + (c + AHEAD) * src_nb), n_ahead)
         kd = T.kd[c]
         qd = T.qd[c]
         for j in range(n):
