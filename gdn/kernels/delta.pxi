@@ -397,60 +397,42 @@ cdef void prepare_token(space *sp, int64_t i, int64_t head, int64_t t, float bet
 
 cdef void steps_in_place(space *sp, int64_t m, int64_t t0, int64_t n, int order) noexcept nogil:
     """Tokens [t0, t0 + n) on caller memory: each reads the plane before it and writes its own."""
-    cdef plane source[TOKENS]
-    cdef plane target[TOKENS]
-    cdef int64_t i, j
+    cdef plane target, source = plane_after(sp, m, t0 - 1, order) if t0 > 0 else plane_in(sp, m)
+    cdef int64_t i
     for i in range(n):
-        target[i] = plane_after(sp, m, t0 + i, order)
-        source[i] = plane_after(sp, m, t0 + i - 1, order) if t0 + i > 0 else plane_in(sp, m)
-    if source[0].p == NULL:
-        copy_state(target[0].p, target[0].nb, NULL, NULL, sp.job.S_k, sp.n_columns)
-        source[0] = target[0]
-    if order == KEYS and sp.job.per_channel:
-        rows_of_tokens(sp, source, target, n, True)
-    elif order == KEYS:
-        rows_of_tokens(sp, source, target, n, False)
-    elif sp.job.per_channel:
-        columns_of_tokens(sp, source, target, n, True)
+        target = plane_after(sp, m, t0 + i, order)
+        if source.p == NULL:
+            copy_state(target.p, target.nb, NULL, NULL, sp.job.S_k, sp.n_columns)
+            source = target
+        if order == KEYS and sp.job.per_channel:
+            step_rows(sp, &sp.tokens[i], target, source, True)
+        elif order == KEYS:
+            step_rows(sp, &sp.tokens[i], target, source, False)
+        elif sp.job.per_channel:
+            step_columns(sp, &sp.tokens[i], target, source, True)
+        else:
+            step_columns(sp, &sp.tokens[i], target, source, False)
+        source = target
+
+
+cdef inline void step_rows(const space *sp, const token *t, plane y, plane x, const bint per_channel) noexcept nogil:
+    cdef int64_t w = sp.job.S_k // VL
+    if w == HELD_MAX:
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, HELD_MAX, per_channel)
+    elif w == HELD_MAX // 2:
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, HELD_MAX // 2, per_channel)
     else:
-        columns_of_tokens(sp, source, target, n, False)
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, 0, per_channel)
 
 
-cdef inline void rows_of_tokens(space *sp, const plane *source, const plane *target, int64_t n,
-                                const bint per_channel) noexcept nogil:
-    """All of one token at once; of several, a few rows of each, so that the planes stream through once."""
-    cdef int64_t i, j, j1, n_rows = sp.n_columns if n == 1 else 2 * ROWS, w = sp.job.S_k // VL
-    cdef const token *t
-    cdef plane x, y
-    for j from 0 <= j < sp.n_columns by n_rows:
-        j1 = min(j + n_rows, sp.n_columns)
-        for i in range(n):
-            t = &sp.tokens[i]
-            x = source[i]
-            y = target[i]
-            if w == HELD_MAX:
-                rows_step(t, sp.job.S_k, y.p, y.nb[1], x.p, x.nb[1], j, j1, HELD_MAX, per_channel)
-            elif w == HELD_MAX // 2:
-                rows_step(t, sp.job.S_k, y.p, y.nb[1], x.p, x.nb[1], j, j1, HELD_MAX // 2, per_channel)
-            else:
-                rows_step(t, sp.job.S_k, y.p, y.nb[1], x.p, x.nb[1], j, j1, 0, per_channel)
-
-
-cdef inline void columns_of_tokens(space *sp, const plane *source, const plane *target, int64_t n,
-                                   const bint per_channel) noexcept nogil:
-    cdef int64_t i, j = 0
-    while j < sp.n_columns:
-        for i in range(n):
-            columns_block(&sp.tokens[i], sp.job.S_k, target[i], source[i], j, sp.n_columns - j, per_channel)
-        j += NC * VL if j + NC * VL <= sp.n_columns else VL
-
-
-cdef inline void columns_block(const token *t, int64_t S_k, plane y, plane x, int64_t j, int64_t n_left,
-                               const bint per_channel) noexcept nogil:
-    if n_left >= NC * VL:
-        columns_step(t, S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_left if j == 0 and n_left > NC * VL else 0, NC, per_channel)
-    else:
-        columns_step(t, S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, per_channel)
+cdef inline void step_columns(const space *sp, const token *t, plane y, plane x, const bint per_channel) noexcept nogil:
+    cdef int64_t n = sp.n_columns, n_ahead = n if n > NC * VL else 0, j = 0
+    while j + NC * VL <= n:
+        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_ahead if j == 0 else 0, NC, per_channel)
+        j += NC * VL
+    while j < n:
+        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, per_channel)
+        j += VL
 
 
 cdef void steps_in_panels(space *sp, int64_t m, int64_t t0, int64_t n) noexcept nogil:

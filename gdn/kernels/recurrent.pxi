@@ -68,27 +68,28 @@ cdef inline void row_update(vf *to, const vf *row, const vf *whole, const vf *pa
         to[c] = v_and(s, whole_c) + (s * part_c + k[c] * d)
 
 
-cdef inline void rows_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
-                           int64_t j0, int64_t j1, const int held, const bint per_channel) noexcept nogil:
-    """Value columns [j0, j1) of a state whose key index is contiguous (ggml's order).  held is a row's length in vectors
-    where that is a constant: kd and qd then stay in registers; else 0."""
+cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
+                           int64_t n_columns, const int held, const bint per_channel) noexcept nogil:
+    """A state whose key index is contiguous (ggml's order), one row of w vectors a value column.  held is w where that is
+    a constant: kd and qd then stay in registers; else 0."""
     cdef token T = t[0]                      # a copy: a store to the state could change t, for all C knows
     cdef vf kd_held[HELD_MAX]
     cdef vf qd_held[HELD_MAX]
     cdef const vf *kd = &kd_held[0] if held > 0 else <const vf *>T.kd
     cdef const vf *qd = &qd_held[0] if held > 0 else <const vf *>T.qd
     cdef const vf *k = <const vf *>T.k if per_channel else kd
-    cdef int64_t w = held if held > 0 else S_k // VL
-    cdef int64_t j = j0
+    cdef int64_t j = 0
     cdef int c
+    if held > 0:
+        w = held
     for c in range(held):
         kd_held[c] = v_load(T.kd + c * VL)
         qd_held[c] = v_load(T.qd + c * VL)
     if not per_channel:
-        while j + ROWS <= j1:
+        while j + ROWS <= n_columns:
             rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, 0, False, ROWS)
             j += ROWS
-    while j < j1:
+    while j < n_columns:
         rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, held, per_channel, 1)
         j += 1
 
