@@ -90,9 +90,11 @@ cdef size_t delta_scratch(const gdn_delta_job *job) noexcept nogil:
 
 
 cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
-    """How a checked call runs on this level: chunk length, the switch from recurrent to chunked, column parts."""
+    """How a checked call runs on this level: chunk length, the switch from recurrent to chunked, column parts.  A state of
+    one key channel never runs chunked: where all keys are one direction, a chunk's sums cancel to the few numbers there
+    are, and its products cost more than they save."""
     job.chunk = CHUNK_MAX
-    if job.args.mode == GDN_MODE_RECURRENT:
+    if job.args.mode == GDN_MODE_RECURRENT or job.S_k == 1:
         job.chunked_from = INT64_MAX
     elif job.args.mode == GDN_MODE_CHUNKED:
         job.chunked_from = 1
