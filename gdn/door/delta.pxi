@@ -105,7 +105,7 @@ cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const cha
     if status != GDN_OK:
         return status
     level.delta_plan(&c.job)
-    n_items = a.n_seqs * c.job.H_k
+    n_items = a.n_seqs * c.job.n_groups
     c.n_workers = choose_threads(a.n_threads, n_items * ((c.job.S_v - 1) // c.job.part_unit + 1))
     split_columns(&c.job, n_items, c.n_workers)
     c.n_items = n_items * c.job.n_parts

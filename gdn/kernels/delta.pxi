@@ -21,7 +21,8 @@ cdef struct plane:               # one head's state: address and byte strides ov
 
 cdef struct space:               # a worker's scratch, and the item it works on
     const gdn_delta_job *job
-    int64_t seq, key_head, n_heads           # n_heads value heads share the key head
+    int64_t seq, key_head
+    int64_t head_0, head_step, n_heads       # the value heads: head_0, head_0 + head_step, ...
     int64_t batch, start, n_tokens           # where the sequence's tokens lie
     int64_t column, n_columns                # this part's columns of every head
     int64_t ld, state_rows, columns_ld, state_size       # padded extents, floats
@@ -46,7 +47,7 @@ cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept 
     cdef int64_t t
     cdef char *at = scratch
     sp.job = job
-    sp.n_heads = job.H_v // job.H_k
+    sp.n_heads = job.H_v // job.n_groups
     sp.state_rows = round_up(job.S_k, MR)
     sp.ld = round_up(sp.state_rows, VL)
     sp.columns_ld = round_up(job.part_columns, NV * VL)
@@ -99,6 +100,8 @@ cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
     else:
         job.chunked_from = 8             # where the two cross, both gates, v3 and v4: 6 to 8 tokens
     job.part_unit = NV * VL
+    # Packing a key is shared by its value heads, but of single tokens it costs less than leaving their order in memory.
+    job.n_groups = job.H_v if job.args.q.ne[2] * job.args.q.ne[3] <= job.n_seqs else job.H_k
 
 
 cdef void delta_item(const void *job, int64_t item, void *scratch) noexcept nogil:
@@ -129,8 +132,8 @@ cdef void place_item(space *sp, int64_t item) noexcept nogil:
     cdef const int64_t *cu_seqlens = job.args.cu_seqlens
     cdef int64_t part = item % job.n_parts
     item //= job.n_parts
-    sp.key_head = item % job.H_k
-    sp.seq = item // job.H_k
+    place_heads(sp, item % job.n_groups)
+    sp.seq = item // job.n_groups
     sp.column = part * job.part_columns
     sp.n_columns = min(job.part_columns, job.S_v - sp.column)
     if cu_seqlens != NULL:
@@ -143,10 +146,23 @@ cdef void place_item(space *sp, int64_t item) noexcept nogil:
         sp.n_tokens = job.args.q.ne[2]
 
 
+cdef inline void place_heads(space *sp, int64_t group) noexcept nogil:
+    """Group i of H_k is the value heads of key head i; group i of H_v is value head i alone."""
+    cdef const gdn_delta_job *job = sp.job
+    cdef int64_t r = job.H_v // job.H_k
+    if job.n_groups == job.H_k:
+        sp.key_head = group
+        sp.head_0 = group if job.tiled else group * r
+    else:
+        sp.key_head = group % job.H_k if job.tiled else group // r
+        sp.head_0 = group
+    sp.head_step = job.H_k if job.tiled else 1
+
+
 # ---- where things lie ------------------------------------------------------------------------------------------
 
 cdef inline int64_t value_head(const space *sp, int64_t m) noexcept nogil:
-    return sp.key_head + m * sp.job.H_k if sp.job.tiled else sp.key_head * sp.n_heads + m
+    return sp.head_0 + m * sp.head_step
 
 
 cdef inline char *row_of(const space *sp, const gdn_tensor *x, int64_t head, int64_t t) noexcept nogil:
