@@ -3,7 +3,8 @@
     python benchmarks/asm.py [--all] [MODULE.so ...]
 
 An innermost loop with at least HOT multiply-adds on whole vectors is a hot loop.  A vector stored to the stack inside
-one is a spill: exit status 1.  Reads of the stack alone (a constant or a pointer kept there) are shown, not refused.
+one is a spill: exit status 1.  Reads of the stack alone (a constant or a pointer kept there) are shown, not refused, and
+neither is a store to an array: where a row's last lanes are gathered and scattered one by one.
 """
 
 import argparse
@@ -19,6 +20,7 @@ HOT = 8
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:#.*)?$")
 JUMP = re.compile(r"^([0-9a-f]+) <")
+WHOLE = re.compile(r"^v?mov(?:[ua]p[sd]|dq[ua]\d*)$")
 MULTIPLY = re.compile(r"^v?(?:fn?m(?:add|sub)\d*ps|mulps)$")
 
 
@@ -65,10 +67,23 @@ def innermost(body):
     return [r for r in ranges if not any(o != r and r[0] <= o[0] and o[1] <= r[1] for o in ranges)]
 
 
+def stack_arrays(body, stack):
+    """Operands of places on the stack that hold no spilled vector: their address is taken, or floats side by side are moved."""
+    arrays, floats = set(), {}
+    for _, mnemonic, operands in body:
+        place = re.search(r"-?\w*" + stack.pattern + r"\)", operands)
+        if place and mnemonic == "lea":
+            arrays.add(place[0])
+        elif place and mnemonic in ("movss", "vmovss"):
+            floats[int(place[0].split("(")[0] or "0", 16)] = place[0]
+    return arrays | {operand for at, operand in floats.items() if at + 4 in floats}
+
+
 def measure(name, body, vector):
     """The Loops of one function."""
     framed = any(m == "mov" and o == "%rsp,%rbp" for _, m, o in body)
     stack = re.compile(r"\(%r(?:sp|bp)\b" if framed else r"\(%rsp\b")
+    arrays = stack_arrays(body, stack)
     for first, last in innermost(body):
         loop = Loop(name, body[first][0], last - first + 1, 0, 0, 0, 0)
         for _, mnemonic, operands in body[first:last + 1]:
@@ -77,7 +92,7 @@ def measure(name, body, vector):
             loop.multiplies += bool(MULTIPLY.match(mnemonic))
             store = mnemonic.startswith(("mov", "vmov")) and operands.endswith(")")
             if stack.search(operands):
-                loop.stack_writes += store
+                loop.stack_writes += store and bool(WHOLE.match(mnemonic)) and operands.rsplit(",", 1)[1] not in arrays
                 loop.stack_reads += not store
             loop.loads += "(" in operands and not store
         yield loop

@@ -1,9 +1,12 @@
 """What the tests share: the error measure, memory carved from NaN-filled arenas, random cases of the delta rule."""
 
+import importlib
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import gdn
 from gdn import reference
@@ -11,6 +14,20 @@ from gdn import reference
 DATA = Path(__file__).parent / "data"
 BOUND = 1e-5
 CANARY = np.uint32(0x7FC0DEAD)        # a NaN whose payload no arithmetic produces
+
+
+def missing(what):
+    """Something a test needs is not installed: a skip that says so; where CI is set, which installs all, a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI must have it installed: {what}")
+    pytest.skip(str(what), allow_module_level=True)
+
+
+def optional(module):
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing(error)
 
 
 def error(x, ref):

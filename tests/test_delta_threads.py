@@ -1,5 +1,6 @@
 """Threads: the same bits for any number, concurrent callers, the GIL, forked children, the floating-point mode."""
 
+import contextlib
 import ctypes
 import platform
 import subprocess
@@ -84,6 +85,74 @@ def test_the_default_number_can_be_set(rng):
     finally:
         gdn.set_num_threads(None)
     assert gdn.get_num_threads() == before
+
+
+# ---- the work partition ----------------------------------------------------------------------------------------
+
+class Table(ctypes.Structure):
+    """gdn_level of gdn/kernels/level.h, up to the delta rule's function."""
+    ITEM = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+    _fields_ = [("name", ctypes.c_char_p), ("vl", ctypes.c_int), ("delta_plan", ctypes.c_void_p),
+                ("delta_scratch", ctypes.c_void_p), ("conv_scratch", ctypes.c_void_p), ("delta", ITEM)]
+
+
+@pytest.fixture
+def work_items():
+    """work_items(workers, call): the (item, worker) pairs that call() runs, each as ever.  A worker's first item waits until
+    as many workers have one, so that it does not matter who is quick."""
+    module = sys.modules[f"gdn._level_{gdn.show_config('dicts')['level']}"]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = Table.from_address(pointer(module.table, b"gdn._level"))
+    assert table.name.decode() == gdn.show_config("dicts")["level"]
+    kernel = Table.ITEM(ctypes.cast(table.delta, ctypes.c_void_p).value)
+
+    def observe(workers, call):
+        seen, together = [], threading.Barrier(workers)
+
+        @Table.ITEM
+        def item_fn(job, item, scratch):
+            me = threading.get_native_id()
+            first = all(worker != me for _, worker in seen)
+            seen.append((item, me))
+            if first and len({worker for _, worker in seen}) <= workers:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    together.wait(20)
+            kernel(job, item, scratch)
+
+        table.delta = item_fn
+        try:
+            call()
+        finally:
+            table.delta = kernel
+        return seen
+
+    return observe
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "chunked"])
+@pytest.mark.parametrize("heads, n_seqs, S_v, n_threads, items, workers", [
+    ((1, 1), 1, 256, 1, 1, 1),           # one worker: nothing to split for
+    ((1, 1), 1, 256, 4, 4, 4),           # few heads, many workers: the value columns are split
+    ((1, 2), 1, 256, 4, 4, 4),           # value heads that share a key head are one item a part
+    ((2, 2), 1, 256, 4, 4, 4),
+    ((1, 1), 3, 256, 4, 6, 4),
+    ((4, 8), 1, 256, 4, 4, 4),           # heads enough
+    ((2, 2), 3, 256, 4, 6, 4),
+    ((1, 1), 1, 8, 4, 1, 1),             # a tile of columns is not split
+])
+@pytest.mark.parametrize("n_tokens", [1, 3])
+def test_work_items(rng, work_items, mode, heads, n_seqs, S_v, n_threads, items, workers, n_tokens):
+    if not gdn.show_config("dicts")["openmp"]:
+        workers = 1
+    c = case(rng, n_seqs, n_tokens, *heads, 16, S_v)
+    out, state = np.empty_like(c["v"]), np.empty_like(c["state"])
+    seen = work_items(workers, lambda: run(c, mode=mode, head_map="tiled", n_threads=n_threads, out=out, state_out=state))
+    assert sorted(item for item, _ in seen) == list(range(items))
+    assert len({worker for _, worker in seen}) == workers
+    expected, final, _ = truth(c, "tiled")
+    assert_close(out, expected, "out")
+    assert_close(state, final, "state")
 
 
 # ---- several callers -------------------------------------------------------------------------------------------

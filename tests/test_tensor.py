@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from helpers import optional
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
@@ -641,7 +642,7 @@ def test_dlpack_bf16_round_trip():
 
 
 def test_torch():
-    torch = pytest.importorskip("torch")
+    torch = optional("torch")
     x = torch.zeros(2, 3, 4)
     t = gdn.Tensor(x)
     assert t.ne == (4, 3, 2, 1) and t.data == x.data_ptr()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import optional
 
 import gdn
 from gdn import _core
@@ -45,7 +46,7 @@ def test_omp_num_threads():
 
 
 def test_threadpoolctl():
-    threadpoolctl = pytest.importorskip("threadpoolctl", reason="part of the test extra")
+    threadpoolctl = optional("threadpoolctl")
     with threadpoolctl.threadpool_limits(1):
         assert gdn.get_num_threads() == 1
 

@@ -1,8 +1,7 @@
 """Fixtures of the peers.  Where CI is set a missing peer is a failure; elsewhere the tests skip and say which it is."""
 
-import os
-
 import pytest
+from helpers import missing
 
 from tests.peers import ggml as ggml_binding
 from tests.peers import ik as ik_binding
@@ -11,10 +10,8 @@ from tests.peers import ik as ik_binding
 def peer(load):
     try:
         return load()
-    except ggml_binding.PeerMissing as missing:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI must have the peers installed: {missing}")
-        pytest.skip(f"{missing}; pip install 'gdn[peers]'")
+    except ggml_binding.PeerMissing as error:
+        missing(f"{error}; pip install 'gdn[peers]'")
 
 
 @pytest.fixture(scope="session")
