@@ -23,7 +23,7 @@ cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
     elif job.args.mode == GDN_MODE_CHUNKED:
         job.chunked_from = 1
     else:
-        job.chunked_from = 8             # where the two cross, both gates, v3 and v4: 6 to 8 tokens
+        job.chunked_from = CHUNKED_FROM
     job.part_unit = NV * VL
     # Packing a key is shared by its value heads, but of single tokens it costs less than leaving their order in memory.
     job.n_groups = job.H_v if job.args.q.ne[2] * job.args.q.ne[3] <= job.n_seqs else job.H_k
