@@ -375,6 +375,15 @@ cdef Tensor sibling(Tensor tensor):
     return t
 
 
+cdef Tensor tensor_over(const gdn_tensor *t, object owner):
+    cdef Tensor tensor = Tensor.__new__(Tensor, BARE)
+    tensor.memory = Memory.__new__(Memory)
+    tensor.memory.owner = owner
+    tensor.t = t[0]
+    place(tensor, <char *>t.data, 0)
+    return tensor
+
+
 cdef char *buffer_format(int32_t type) noexcept:
     if type == GDN_TYPE_F32:
         return b"f"
