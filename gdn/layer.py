@@ -26,10 +26,14 @@ class _Layer:
         self._minus_one, self._zero = np.full(self.H_v, -1, np.float32), np.zeros(self.H_v, np.float32)
         # One matmul of all projections of x; each is a slice of its columns.
         self.inputs = np.concatenate([w[name] for name in self.INPUTS])
-        ends = np.cumsum([len(w[name]) for name in self.INPUTS]).tolist()
-        self.columns = [slice(end - len(w[name]), end) for name, end in zip(self.INPUTS, ends, strict=True)]
+        ends = np.cumsum([len(w[name]) for name in self.INPUTS])
+        self.columns = {name: slice(end - len(w[name]), end) for name, end in zip(self.INPUTS, ends, strict=True)}
         self.low_rank = {name: w[name] for name in self.LOW_RANK}
         self.lora = self._check_lora(lora or {}, w, config)
+        self._spare = {}          # _Arrays of the last call of few tokens, by their number
+
+    def __getstate__(self):
+        return {**self.__dict__, "_spare": {}}        # copies of views would no longer be views
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 
@@ -132,35 +136,38 @@ class _Layer:
         self._check_call(x, batch, step)
         ssm, conv = step.ring.ssm(il), step.ring.conv(il)
         see = None if trace is None else _Trace(trace, batch)
-        # A decode step's arrays are small: what Python does here counts.  From here on all have a first axis of one
-        # (sequences that lie packed), and every step works in place, on views of the projection.
-        x = batch.gather(x)[None]
-        if n_threads is None and x.shape[1] < ALONE:
+        x = batch.gather(x)
+        n = len(x)
+        few = n < ALONE
+        if n_threads is None and few:
             n_threads = 1
         rows = {"rows_in": step.rows_in, "rows_out": step.rows_out, "cu_seqlens": batch.cu_seqlens,
                 "n_threads": n_threads}
 
-        qkv, z, b, a = self._project(x)
+        t = self._spare.pop(n, None) or _Arrays(self, n)          # a thread at a time has them
+        self._project(x, t)
         if see:
-            see(qkv_mixed=qkv, z=z, b=b, a=a)
-        _core.causal_conv1d_inplace(qkv, self.conv, self.conv_bias, conv, out=qkv, **rows)
-        v_flat = qkv[:, :, 2 * self.key_size:]
-        q, k, v = self._key_heads(qkv, 0), self._key_heads(qkv, self.key_size), self._value_heads(v_flat)
-        g = _core.decay_gate(a, self.A, self.dt_bias, lower_bound=self.lower_bound, out=a, n_threads=n_threads)
+            see(qkv_mixed=t.qkv, z=t.z, b=t.b, a=t.a)
+        # From here on every step works in place.
+        _core.causal_conv1d_inplace(t.qkv, self.conv, self.conv_bias, conv, out=t.qkv, **rows)
+        g = _core.decay_gate(t.a, self.A, self.dt_bias, lower_bound=self.lower_bound, out=t.a, n_threads=n_threads)
         if see:
-            q_norm, k_norm = (_core.l2_norm(x, self.l2_eps, form=self.l2_form) for x in (q, k))
-            see(conv_output_silu=qkv, v=v, gate=g, beta=self._beta(b), q=q_norm, k=k_norm)
-        beta = b if self.beta_factor == 1 else self._beta(b, out=b)
+            q, k = (_core.l2_norm(x, self.l2_eps, form=self.l2_form) for x in (t.q, t.k))
+            see(conv_output_silu=t.qkv, q=q, k=k, v=t.v, gate=g, beta=self._beta(t.b))
+        beta, beta_logit = (t.b, True) if self.beta_factor == 1 else (self._beta(t.b, out=t.b), False)
         _core.gated_delta_net_inplace(
-            q, k, v, g, beta, ssm, out=v, head_map=self.head_map, mode=mode, qk_l2norm=True, l2_eps=self.l2_eps,
-            l2_form=self.l2_form, beta_logit=self.beta_factor == 1, **rows)
+            t.q, t.k, t.v, g, beta, ssm, out=t.v, head_map=self.head_map, mode=mode, qk_l2norm=True,
+            l2_eps=self.l2_eps, l2_form=self.l2_form, beta_logit=beta_logit, **rows)
         if see:
-            see(attn_output=v)
-        _core.rms_norm_gated(v, z, self.norm, self.norm_eps, activation=self.activation, out=v, n_threads=n_threads)
-        y = self._matmul("out", v_flat, self.out)
+            see(attn_output=t.v)
+        _core.rms_norm_gated(t.v, t.z, self.norm, self.norm_eps, activation=self.activation, out=t.v,
+                             n_threads=n_threads)
+        y = self._matmul("out", t.values, self.out)
         if see:
-            see(attn_out_norm=v, linear_attn_out=y)
-        return batch.scatter(y[0])
+            see(attn_out_norm=t.v, linear_attn_out=y[None])
+        if few:
+            self._spare = {n: t}
+        return batch.scatter(y)
 
     def _check_call(self, x, batch, step):
         if not isinstance(x, np.ndarray) or x.dtype != FLOAT32:
@@ -177,32 +184,24 @@ class _Layer:
         if step.ring.extents != self.extents:
             raise ValueError(f"the ring has {step.ring.extents}, the layer {self.extents}")
 
-    def _matmul(self, name, x, weight):
-        y = self._product(x, weight)
-        for A, B in self.lora.get(name, ()):
-            y += (x @ A.T) @ B.T
+    def _matmul(self, name, x, weight, out=None):
+        y = self._product(x, weight, out)
+        self._add_lora(name, x, y)
         return y
 
     @staticmethod
-    def _product(x, weight):
-        return x @ weight.T
+    def _product(x, weight, out=None):
+        return np.matmul(x, weight.T, out=out)
 
-    def _project_inputs(self, x):
-        """Projections of x by self.INPUTS, views of one array."""
-        y = self._product(x, self.inputs)
-        parts = [y[:, :, columns] for columns in self.columns]
-        for name, pairs in self.lora.items():
-            if name in self.INPUTS:
-                part = parts[self.INPUTS.index(name)]
-                for A, B in pairs:
-                    part += (x @ A.T) @ B.T
-        return parts
+    def _add_lora(self, name, x, y):
+        for A, B in self.lora.get(name, ()):
+            y += (x @ A.T) @ B.T
 
-    def _key_heads(self, qkv, start):
-        return qkv[:, :, start:start + self.key_size].reshape(1, qkv.shape[1], self.H_k, self.S_k)
-
-    def _value_heads(self, x):
-        return x.reshape(1, x.shape[1], self.H_v, self.S_v)
+    def _project(self, x, t):
+        self._product(x, self.inputs, t.inputs)
+        if self.lora:
+            for name in self.INPUTS:
+                self._add_lora(name, x, t.parts[name])
 
     def _beta(self, b, out=None):
         # The bounded gate at A = -1 and no bias is beta_factor * sigmoid(b), in one pass.
@@ -230,10 +229,6 @@ class GatedDeltaNet(_Layer):
     def _kind_shapes(self, weights):
         return {"z": (self.value_size, self.n_embd), "a": (self.H_v, self.n_embd), "dt_bias": (self.H_v,)}
 
-    def _project(self, x):
-        qkv, z, b, a = self._project_inputs(x)
-        return qkv, self._value_heads(z), b, a
-
 
 class KimiDeltaAttention(_Layer):
     """The linear-attention layer of Kimi-Linear (arXiv 2510.26692): a gate per key channel.
@@ -253,11 +248,33 @@ class KimiDeltaAttention(_Layer):
                 "g_a": (rank["g_a"], self.n_embd), "g_b": (self.value_size, rank["g_a"]),
                 "dt_bias": (self.H_v * self.S_k,)}
 
-    def _project(self, x):
-        qkv, b, f_a, g_a = self._project_inputs(x)
-        a = self._matmul("f_b", f_a, self.low_rank["f_b"])
-        z = self._matmul("g_b", g_a, self.low_rank["g_b"])
-        return qkv, self._value_heads(z), b, a.reshape(1, a.shape[1], self.H_v, self.S_k)
+    def _project(self, x, t):
+        super()._project(x, t)
+        self._matmul("f_b", t.parts["f_a"], self.low_rank["f_b"], t.parts["a"])
+        self._matmul("g_b", t.parts["g_a"], self.low_rank["g_b"], t.parts["z"])
+
+
+class _Arrays:
+    """What a call of n tokens works on: the projection of x, and views of it.
+
+    A call of few tokens keeps them for the next: after a matmul has emptied the caches, making the views takes as
+    long as a kernel.  The views have a first axis of one, as the kernels want sequences that lie packed.
+    """
+
+    def __init__(self, layer, n):
+        self.inputs = np.empty((n, len(layer.inputs)), np.float32)
+        self.parts = {name: self.inputs[:, columns] for name, columns in layer.columns.items()}
+        for name, weight in zip("az", layer.low_rank.values()):
+            self.parts[name] = np.empty((n, len(weight)), np.float32)
+        qkv, q_end, k_end = self.parts["qkv"], layer.key_size, 2 * layer.key_size
+        self.qkv, self.b, self.values = qkv[None], self.parts["b"][None], qkv[:, k_end:]
+        self.q = qkv[:, :q_end].reshape(1, n, layer.H_k, layer.S_k)
+        self.k = qkv[:, q_end:k_end].reshape(1, n, layer.H_k, layer.S_k)
+        self.v = self.values.reshape(1, n, layer.H_v, layer.S_v)
+        self.z = self.parts["z"].reshape(1, n, layer.H_v, layer.S_v)
+        self.a = self.parts["a"][None]
+        if layer.KIND == "kda":
+            self.a = self.a.reshape(1, n, layer.H_v, layer.S_k)
 
 
 class _Trace:
