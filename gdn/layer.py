@@ -224,7 +224,7 @@ class GatedDeltaNet(_Layer):
 
     KIND = "gdn"
     INPUTS = ("qkv", "z", "b", "a")
-    LOW_RANK = ()
+    LOW_RANK = {}
 
     def _kind_shapes(self, weights):
         return {"z": (self.value_size, self.n_embd), "a": (self.H_v, self.n_embd), "dt_bias": (self.H_v,)}
@@ -240,7 +240,7 @@ class KimiDeltaAttention(_Layer):
 
     KIND = "kda"
     INPUTS = ("qkv", "b", "f_a", "g_a")
-    LOW_RANK = ("f_b", "g_b")
+    LOW_RANK = {"f_b": "a", "g_b": "z"}
 
     def _kind_shapes(self, weights):
         rank = {name: len(weights[name]) if np.ndim(weights.get(name)) == 2 else 1 for name in ("f_a", "g_a")}
@@ -264,8 +264,8 @@ class _Arrays:
     def __init__(self, layer, n):
         self.inputs = np.empty((n, len(layer.inputs)), np.float32)
         self.parts = {name: self.inputs[:, columns] for name, columns in layer.columns.items()}
-        for name, weight in zip("az", layer.low_rank.values()):
-            self.parts[name] = np.empty((n, len(weight)), np.float32)
+        for name, product in layer.LOW_RANK.items():
+            self.parts[product] = np.empty((n, len(layer.low_rank[name])), np.float32)
         qkv, q_end, k_end = self.parts["qkv"], layer.key_size, 2 * layer.key_size
         self.qkv, self.b, self.values = qkv[None], self.parts["b"][None], qkv[:, k_end:]
         self.q = qkv[:, :q_end].reshape(1, n, layer.H_k, layer.S_k)
