@@ -8,9 +8,10 @@ __all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
 
 FLOAT32 = np.dtype(np.float32)
 EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
-# The kernels of so few tokens take less than what threads of OpenMP and of BLAS, which spin for the same cores between
+# The kernels of fewer tokens take less than what threads of OpenMP and of BLAS, which spin for the same cores between
 # their turns, cost each other.
-ALONE = 64
+ALONE = 256
+KEPT = 64         # calls of fewer tokens leave their arrays to the next
 CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
 
 
@@ -124,7 +125,7 @@ class _Layer:
 
         batch     the `Batch` that step began with;  step: from ``ring.begin(batch)``;  il: the ring's layer
         mode      of the delta rule: "auto", "chunked", "recurrent";  n_threads: of everything but the matmuls (BLAS);
-                  None is one for fewer than 64 tokens
+                  None is one for fewer than 256 tokens
         trace     a dict that receives every intermediate, token-major in the batch's order, zeros for padding:
                   qkv_mixed (n, C), z (n, H_v, S_v), b (n, H_v) logits, a and gate (n, H_v[, S_k]), beta (n, H_v),
                   conv_output_silu (n, C), q and k (n, H_k, S_k) after the L2 norm, v, attn_output and attn_out_norm
@@ -138,8 +139,7 @@ class _Layer:
         see = None if trace is None else _Trace(trace, batch)
         x = batch.gather(x)
         n = len(x)
-        few = n < ALONE
-        if n_threads is None and few:
+        if n_threads is None and n < ALONE:
             n_threads = 1
         rows = {"rows_in": step.rows_in, "rows_out": step.rows_out, "cu_seqlens": batch.cu_seqlens,
                 "n_threads": n_threads}
@@ -165,7 +165,7 @@ class _Layer:
         y = self._matmul("out", t.values, self.out)
         if see:
             see(attn_out_norm=t.v, linear_attn_out=y[None])
-        if few:
+        if n < KEPT:
             self._spare = {n: t}
         return batch.scatter(y)
 
