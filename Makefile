@@ -63,11 +63,12 @@ lint: $(VENV)/.extras-lint
 	$(VENV)/bin/ruff check .
 	PATH=$(abspath $(VENV))/bin:$$PATH $(VENV)/bin/cython-lint gdn
 
-# A copy of the package under build/debug, so that the fast build stays what it is.
+# A copy of the package under build/debug, so that the fast build stays what it is.  It comes before the tree on the path,
+# where the suite's own modules are; a process started in the tree must not find gdn there either.
 debug: build $(VENV)/.extras-$(EXTRAS)
 	GDN_DEBUG=1 $(PY) setup.py -q build --build-base build/debug --build-lib build/debug/lib build_ext -j$(JOBS)
 	cd build/debug/lib && $(abspath $(PY)) -c 'import gdn; assert gdn.show_config("dicts")["debug"], gdn.__file__'
-	PYTHONPATH=$(abspath build/debug/lib) $(VENV)/bin/pytest -m "not slow" $(ARGS)
+	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/debug/lib):$(CURDIR) $(VENV)/bin/pytest -m "not slow" $(ARGS)
 
 asm: build
 	$(PY) benchmarks/asm.py $(ARGS)

@@ -102,11 +102,15 @@ def random_layout(rng, ndim, output=False):
     }
 
 
-def broadcastable(values, layout):
-    """values made constant along the layout's broadcast axes."""
+def broadcastable(name, values, layout):
+    """An argument's values made constant along the layout's broadcast axes, q and k of norm 1 as before: with longer keys a
+    state may grow without bound, and its errors with it."""
     for axis in layout.get("zeros", ()):
-        if values.shape[axis]:
-            values = np.repeat(values.take([0], axis), values.shape[axis], axis)
+        n = values.shape[axis]
+        if n and name in ("q", "k") and axis == values.ndim - 1:
+            values = np.copysign(np.float32(n**-0.5), values)
+        if n:
+            values = np.repeat(values.take([0], axis), n, axis)
     return values
 
 

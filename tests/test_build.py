@@ -77,7 +77,7 @@ def wheel(sdist, tmp_path_factory):
     compiler.write_text(NO_OPENMP.format(compiler=shutil.which(os.environ.get("CC", "cc"))))
     compiler.chmod(0o755)
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, sdist, cwd=folder,
-        CC=str(compiler))
+        CC=str(compiler), GDN_DEBUG="1" if gdn.show_config("dicts")["debug"] else "0")
     return next(folder.glob("gdn-*.whl"))
 
 
@@ -119,7 +119,7 @@ def test_cimport_from_the_installed_package(installed, tmp_path):
         "setup(ext_modules=cythonize([Extension('user', ['user.pyx'], include_dirs=[gdn.get_include()])]))\n")
     run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tmp_path, PYTHONPATH=str(installed))
     assert run(sys.executable, "-c", "import user; print(user.version())", cwd=tmp_path,
-               PYTHONPATH=str(installed)) == "ok\n"
+               PYTHONPATH=f"{installed}{os.pathsep}{tmp_path}") == "ok\n"
 
 
 def test_a_level_the_build_lacks_is_an_import_error():

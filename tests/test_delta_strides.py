@@ -52,7 +52,7 @@ def test_any_strides_on_every_argument(data):
     for name, x in list(c.items()):
         if x is not None:
             layout = draw(layouts(x.ndim))
-            c[name] = broadcastable(x, layout)
+            c[name] = broadcastable(name, x, layout)
             carved[name] = Carved(c[name], **layout)
     given_ = {name: carved[name].array if name in carved else None for name in NAMES}
     options = {"head_map": head_map(c, draw(st.integers(0, 1)))}

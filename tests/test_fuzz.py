@@ -45,7 +45,7 @@ def draw_call(rng):
         layout = random_layout(rng, x.ndim)
         if cu is not None:                       # the sequences of the case are compared one by one
             layout["zeros"] = []
-        carved[name] = Carved(broadcastable(x, layout), **layout)
+        carved[name] = Carved(broadcastable(name, x, layout), **layout)
         if cu is None:
             c[name] = carved[name].array.copy()
     arguments = {name: x.array for name, x in carved.items()}
