@@ -56,7 +56,7 @@ test: build $(VENV)/.extras-$(EXTRAS)
 test-slow: build $(VENV)/.extras-$(EXTRAS)
 	$(PY) -m pytest -m slow $(ARGS)
 
-bench: build $(VENV)/.extras-$(EXTRAS)
+bench: build $(VENV)/.extras-$(EXTRAS) $(VENV)/.extras-bench
 	$(PY) -m benchmarks $(ARGS)
 
 lint: $(VENV)/.extras-lint

@@ -1,6 +1,6 @@
 """Everything ``make bench`` does: the target table, the cases, the plots, JSON in benchmarks/results.
 
-    python -m benchmarks                     all of it, about eight minutes
+    python -m benchmarks                     all of it, about fifteen minutes
     python -m benchmarks --only targets      the table alone (or cases, or plots)
     python -m benchmarks --write-docs        also renew the table in docs/PERFORMANCE.md
 """
@@ -79,9 +79,9 @@ def main():
         plots.draw(curves, RESULTS, about["cpu"])
         print("drew benchmarks/results/prompt.png and decode.png")
     if "cases" in parts:
-        failed += subprocess.run([sys.executable, "-m", "pytest", "-q", str(ROOT / "benchmarks" / "bench_ops.py"),
-                                  "--benchmark-columns=median,rounds", "-p", "no:cacheprovider",
-                                  f"--benchmark-json={RESULTS / 'cases.json'}"], cwd=ROOT).returncode
+        files = sorted(map(str, (ROOT / "benchmarks").glob("bench_*.py")))
+        failed += subprocess.run([sys.executable, "-m", "pytest", "-q", *files, "--benchmark-columns=median,rounds",
+                                  "-p", "no:cacheprovider", f"--benchmark-json={RESULTS / 'cases.json'}"], cwd=ROOT).returncode
     sys.exit(1 if failed else 0)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import gdn
-from benchmarks import allocations, ours, peers
+from benchmarks import allocations, layers, ours, peers
 from benchmarks.check import check_call, check_conv, check_result
 from benchmarks.pairs import best_of, compare, repeats, sample
 from benchmarks.remote import Remote
@@ -317,6 +317,39 @@ def _():
     layouts = {name: conv_over("ort_conv", last) for name, last in (("channels first", 0), ("channels last", 1))}
     name = min(layouts, key=lambda n: layouts[n][0])
     return layouts[name][0], {**layouts[name][1], "layout": name}
+
+
+# Whole layers ---------------------------------------------------------------------------------------------------------
+
+def layer_rows(family):
+    def over_transformers(n_tokens):
+        theirs, our = layers.both_calls(family, n_tokens, 1)
+        p = compare(theirs, our, least_pairs=3)
+        return p.ratio, times(p)
+
+    @row(f"layer-prefill-{family}", f"{family} layer, n_embd 2048, 512 tokens, over transformers' layer", target=1,
+         at_least=True)
+    def _():
+        return over_transformers(512)
+
+    @row(f"layer-decode-{family}", f"{family} layer, a decode step, over transformers' layer", target=1, at_least=True)
+    def _():
+        return over_transformers(1)
+
+    @row(f"layer-beside-{family}", f"{family} layer: time outside the matmuls over the kernels' own, one token and 512, "
+         "the worse", target=1.25, at_least=False)
+    def _():
+        layer, results, details = layers.our_layer(*layers.module(family)), [], {}
+        for n_tokens in (1, 512):
+            outside, kernels = layers.beside(layer, n_tokens)
+            results.append(outside / kernels)
+            details |= {f"{n_tokens} tok": round(outside / kernels, 3), f"a_us {n_tokens}": round(outside * 1e6, 1),
+                        f"b_us {n_tokens}": round(kernels * 1e6, 1)}
+        return max(results), details
+
+
+for _family in layers.FAMILIES:
+    layer_rows(_family)
 
 
 @row("alloc", "native allocations in a decode call with out given, after the first", target=0, at_least=False, unit="")

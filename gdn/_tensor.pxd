@@ -26,6 +26,8 @@ cdef class Tensor:
     cdef int64_t strides[4]
 
 
+# A writable Tensor over what t describes, which owner keeps alive; its bounds are the caller's word.
+cdef Tensor tensor_over(const gdn_tensor *t, object owner)
 # A zero-copy float32 array over obj (ndarray, Tensor, buffer or DLPack object), or the error a caller should see.
 cdef ndarray as_array(object obj, str name, bint writable)
 # as_array with exactly ndim axes; a Tensor's leading unit axes are dropped,

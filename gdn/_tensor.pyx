@@ -352,7 +352,6 @@ cdef tuple extents_over(const block *b, int32_t type, object ne, object nb, obje
 cdef int place(Tensor tensor, char *base, object offset) except -1:
     """Set the address, check that all elements lie in the memory, keep the reversed axes."""
     cdef int64_t low, high
-    cdef int i
     span(4, tensor.t.ne, tensor.t.nb, item_size(tensor.t.type), "the Tensor", &low, &high)
     start = <uintptr_t>base + offset
     if tensor.memory.bounded:
@@ -363,9 +362,14 @@ cdef int place(Tensor tensor, char *base, object offset) except -1:
     elif start + low < 0 or start + high >= 1 << 64 or (start + low == 0 and high > low):
         raise ValueError(f"no memory at address {start:#x} with ne {tensor.ne}, nb {tensor.nb}")
     tensor.t.data = <void *><uintptr_t>start
+    set_axes(tensor)
+    return 0
+
+
+cdef void set_axes(Tensor tensor) noexcept:
+    cdef int i
     for i in range(4):
         tensor.shape[i], tensor.strides[i] = tensor.t.ne[3 - i], tensor.t.nb[3 - i]
-    return 0
 
 
 cdef Tensor sibling(Tensor tensor):
@@ -373,6 +377,15 @@ cdef Tensor sibling(Tensor tensor):
     cdef Tensor t = Tensor.__new__(Tensor, BARE)
     t.memory, t.t = tensor.memory, tensor.t
     return t
+
+
+cdef Tensor tensor_over(const gdn_tensor *t, object owner):
+    cdef Tensor tensor = Tensor.__new__(Tensor, BARE)
+    tensor.memory = Memory.__new__(Memory)
+    tensor.memory.owner = owner
+    tensor.t = t[0]
+    set_axes(tensor)
+    return tensor
 
 
 cdef char *buffer_format(int32_t type) noexcept:

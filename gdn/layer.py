@@ -6,10 +6,12 @@ from gdn import _core, forms
 
 __all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
 
+FLOAT32 = np.dtype(np.float32)
 EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
-# The kernels of so few tokens take less than what threads of OpenMP and of BLAS, which spin for the same cores between
+# The kernels of fewer tokens take less than what threads of OpenMP and of BLAS, which spin for the same cores between
 # their turns, cost each other.
-ALONE = 64
+ALONE = 256
+KEPT = 64         # calls of fewer tokens leave their arrays to the next
 CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
 
 
@@ -29,6 +31,10 @@ class _Layer:
         self.columns = {name: slice(end - len(w[name]), end) for name, end in zip(self.INPUTS, ends, strict=True)}
         self.low_rank = {name: w[name] for name in self.LOW_RANK}
         self.lora = self._check_lora(lora or {}, w, config)
+        self._spare = {}          # _Arrays of the last call of few tokens, by their number
+
+    def __getstate__(self):
+        return {**self.__dict__, "_spare": {}}        # copies of views would no longer be views
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 
@@ -45,11 +51,6 @@ class _Layer:
         from gdn.adapters import gguf
 
         return cls(*gguf.read_layer(path, il), lora)
-
-    @property
-    def extents(self):
-        """What `StateRing.create` needs to know of the layer."""
-        return {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C, "conv_width": self.width}
 
     def _read_config(self, config):
         missing = [name for name in ("kind", *EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
@@ -74,7 +75,9 @@ class _Layer:
         self.lower_bound = config.get("lower_bound")
         self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
         self.C = 2 * self.key_size + self.value_size
-        self._ring_sizes = tuple(self.extents.values())
+        # What `StateRing.create` needs to know of the layer.
+        self.extents = {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
+                        "conv_width": self.width}
 
     def _check_weights(self, weights):
         shapes = {"qkv": (self.C, self.n_embd), "b": (self.H_v, self.n_embd), "conv": (self.C, self.width),
@@ -122,7 +125,7 @@ class _Layer:
 
         batch     the `Batch` that step began with;  step: from ``ring.begin(batch)``;  il: the ring's layer
         mode      of the delta rule: "auto", "chunked", "recurrent";  n_threads: of everything but the matmuls (BLAS);
-                  None is one for fewer than 64 tokens
+                  None is one for fewer than 256 tokens
         trace     a dict that receives every intermediate, token-major in the batch's order, zeros for padding:
                   qkv_mixed (n, C), z (n, H_v, S_v), b (n, H_v) logits, a and gate (n, H_v[, S_k]), beta (n, H_v),
                   conv_output_silu (n, C), q and k (n, H_k, S_k) after the L2 norm, v, attn_output and attn_out_norm
@@ -132,81 +135,77 @@ class _Layer:
         another batch; TypeError: x is not float32; IndexError: no such layer.
         """
         self._check_call(x, batch, step)
-        see = _ignore if trace is None else _Trace(trace, batch)
         ssm, conv = step.ring.ssm(il), step.ring.conv(il)
-        if n_threads is None and batch.cu_seqlens[-1] < ALONE:
+        see = None if trace is None else _Trace(trace, batch)
+        x = batch.gather(x)
+        n = len(x)
+        if n_threads is None and n < ALONE:
             n_threads = 1
         rows = {"rows_in": step.rows_in, "rows_out": step.rows_out, "cu_seqlens": batch.cu_seqlens,
                 "n_threads": n_threads}
 
-        x = batch.gather(x)
-        qkv, z, b, a = self._project(x)
-        see(qkv_mixed=qkv, z=z, b=b, a=a)
-        # From here on every step works in place, on views of the projection.
-        _core.causal_conv1d_inplace(qkv[None], self.conv, self.conv_bias, conv, out=qkv[None], **rows)
-        q, k, v = self._split(qkv)
-        see(conv_output_silu=qkv, v=v)
-        g = _core.decay_gate(a[None], self.A, self.dt_bias, lower_bound=self.lower_bound, n_threads=n_threads)
-        beta, beta_logit = (b, True) if self.beta_factor == 1 else (self._beta(b), False)
-        if trace is not None:
-            see(gate=g[0], beta=self._beta(b), q=_core.l2_norm(q, self.l2_eps, form=self.l2_form),
-                k=_core.l2_norm(k, self.l2_eps, form=self.l2_form))
+        t = self._spare.pop(n, None) or _Arrays(self, n)          # a thread at a time has them
+        self._project(x, t)
+        if see:
+            see(qkv_mixed=t.qkv, z=t.z, b=t.b, a=t.a)
+        # From here on every step works in place.
+        _core.causal_conv1d_inplace(t.qkv, self.conv, self.conv_bias, conv, out=t.qkv, **rows)
+        g = _core.decay_gate(t.a, self.A, self.dt_bias, lower_bound=self.lower_bound, out=t.a, n_threads=n_threads)
+        if see:
+            q, k = (_core.l2_norm(x, self.l2_eps, form=self.l2_form) for x in (t.q, t.k))
+            see(conv_output_silu=t.qkv, q=q, k=k, v=t.v, gate=g, beta=self._beta(t.b))
+        beta, beta_logit = (t.b, True) if self.beta_factor == 1 else (self._beta(t.b, out=t.b), False)
         _core.gated_delta_net_inplace(
-            q[None], k[None], v[None], g, beta[None], ssm, out=v[None], head_map=self.head_map, mode=mode,
-            qk_l2norm=True, l2_eps=self.l2_eps, l2_form=self.l2_form, beta_logit=beta_logit, **rows)
-        see(attn_output=v)
-        _core.rms_norm_gated(v, z, self.norm, self.norm_eps, activation=self.activation, out=v, n_threads=n_threads)
-        see(attn_out_norm=v)
-        y = self._matmul("out", qkv[:, 2 * self.key_size:], self.out)
-        see(linear_attn_out=y)
+            t.q, t.k, t.v, g, beta, ssm, out=t.v, head_map=self.head_map, mode=mode, qk_l2norm=True,
+            l2_eps=self.l2_eps, l2_form=self.l2_form, beta_logit=beta_logit, **rows)
+        if see:
+            see(attn_output=t.v)
+        _core.rms_norm_gated(t.v, t.z, self.norm, self.norm_eps, activation=self.activation, out=t.v,
+                             n_threads=n_threads)
+        y = self._matmul("out", t.values, self.out)
+        if see:
+            see(attn_out_norm=t.v, linear_attn_out=y[None])
+        if n < KEPT:
+            self._spare = {n: t}
         return batch.scatter(y)
 
     def _check_call(self, x, batch, step):
-        if getattr(x, "dtype", None) != np.float32 or not isinstance(x, np.ndarray):
+        if not isinstance(x, np.ndarray) or x.dtype != FLOAT32:
             raise TypeError(f"x must be a float32 array, got {getattr(x, 'dtype', type(x).__name__)}")
         if x.shape != (batch.n_tokens, self.n_embd):
             raise ValueError(f"x has shape {x.shape}, expected ({batch.n_tokens}, {self.n_embd}): "
                              f"the batch's tokens, n_embd")
         if not step.is_open:
             raise ValueError("the step is already committed or aborted")
-        # Both are int64: bytes compare faster than np.array_equal, which costs a decode step microseconds.
-        if (step.seq_ids.tobytes(), step.n_tokens.tobytes()) != (batch.unique_ids.tobytes(), batch.lengths.tobytes()):
+        if step.batch is not batch and not (np.array_equal(step.seq_ids, batch.unique_ids)
+                                            and np.array_equal(step.n_tokens, batch.lengths)):
             raise ValueError(f"the step is of sequences {step.seq_ids} with {step.n_tokens} tokens, "
                              f"the batch of {batch.unique_ids} with {batch.lengths}")
-        ring = step.ring
-        if (ring.H_v, ring.S_k, ring.S_v, ring.conv_channels, ring.conv_width) != self._ring_sizes:
-            have = {name: getattr(ring, name) for name in self.extents}
-            raise ValueError(f"the ring has {have}, the layer {self.extents}")
+        if step.ring.extents != self.extents:
+            raise ValueError(f"the ring has {step.ring.extents}, the layer {self.extents}")
 
-    def _matmul(self, name, x, weight):
-        y = self._product(x, weight)
-        for A, B in self.lora.get(name, ()):
-            y += (x @ A.T) @ B.T
+    def _matmul(self, name, x, weight, out=None):
+        y = self._product(x, weight, out)
+        self._add_lora(name, x, y)
         return y
 
     @staticmethod
-    def _product(x, weight):
-        return x @ weight.T
+    def _product(x, weight, out=None):
+        return np.matmul(x, weight.T, out=out)
 
-    def _project_inputs(self, x):
-        y = self._product(x, self.inputs)
-        parts = {name: y[:, columns] for name, columns in self.columns.items()}
-        for name, part in parts.items():
-            for A, B in self.lora.get(name, ()):
-                part += (x @ A.T) @ B.T
-        return parts
+    def _add_lora(self, name, x, y):
+        for A, B in self.lora.get(name, ()):
+            y += (x @ A.T) @ B.T
 
-    def _split(self, qkv):
-        n, q_end, k_end = len(qkv), self.key_size, 2 * self.key_size
-        return (qkv[:, :q_end].reshape(n, self.H_k, self.S_k), qkv[:, q_end:k_end].reshape(n, self.H_k, self.S_k),
-                qkv[:, k_end:].reshape(n, self.H_v, self.S_v))
+    def _project(self, x, t):
+        self._product(x, self.inputs, t.inputs)
+        if self.lora:
+            for name in self.INPUTS:
+                self._add_lora(name, x, t.parts[name])
 
-    def _heads(self, x):
-        return x.reshape(len(x), self.H_v, x.shape[1] // self.H_v)
-
-    def _beta(self, b):
+    def _beta(self, b, out=None):
         # The bounded gate at A = -1 and no bias is beta_factor * sigmoid(b), in one pass.
-        return _core.decay_gate(b[None], self._minus_one, self._zero, lower_bound=self.beta_factor)[0]
+        return _core.decay_gate(b, self._minus_one, self._zero, lower_bound=self.beta_factor, out=out, n_threads=1)
 
 
 class GatedDeltaNet(_Layer):
@@ -225,14 +224,10 @@ class GatedDeltaNet(_Layer):
 
     KIND = "gdn"
     INPUTS = ("qkv", "z", "b", "a")
-    LOW_RANK = ()
+    LOW_RANK = {}
 
     def _kind_shapes(self, weights):
         return {"z": (self.value_size, self.n_embd), "a": (self.H_v, self.n_embd), "dt_bias": (self.H_v,)}
-
-    def _project(self, x):
-        p = self._project_inputs(x)
-        return p["qkv"], self._heads(p["z"]), p["b"], p["a"]
 
 
 class KimiDeltaAttention(_Layer):
@@ -245,7 +240,7 @@ class KimiDeltaAttention(_Layer):
 
     KIND = "kda"
     INPUTS = ("qkv", "b", "f_a", "g_a")
-    LOW_RANK = ("f_b", "g_b")
+    LOW_RANK = {"f_b": "a", "g_b": "z"}
 
     def _kind_shapes(self, weights):
         rank = {name: len(weights[name]) if np.ndim(weights.get(name)) == 2 else 1 for name in ("f_a", "g_a")}
@@ -253,11 +248,33 @@ class KimiDeltaAttention(_Layer):
                 "g_a": (rank["g_a"], self.n_embd), "g_b": (self.value_size, rank["g_a"]),
                 "dt_bias": (self.H_v * self.S_k,)}
 
-    def _project(self, x):
-        p = self._project_inputs(x)
-        a = self._matmul("f_b", p["f_a"], self.low_rank["f_b"])
-        z = self._matmul("g_b", p["g_a"], self.low_rank["g_b"])
-        return p["qkv"], self._heads(z), p["b"], self._heads(a)
+    def _project(self, x, t):
+        super()._project(x, t)
+        self._matmul("f_b", t.parts["f_a"], self.low_rank["f_b"], t.parts["a"])
+        self._matmul("g_b", t.parts["g_a"], self.low_rank["g_b"], t.parts["z"])
+
+
+class _Arrays:
+    """What a call of n tokens works on: the projection of x, and views of it.
+
+    A call of few tokens keeps them for the next: after a matmul has emptied the caches, making the views takes as
+    long as a kernel.  The views have a first axis of one, as the kernels want sequences that lie packed.
+    """
+
+    def __init__(self, layer, n):
+        self.inputs = np.empty((n, len(layer.inputs)), np.float32)
+        self.parts = {name: self.inputs[:, columns] for name, columns in layer.columns.items()}
+        for name, product in layer.LOW_RANK.items():
+            self.parts[product] = np.empty((n, len(layer.low_rank[name])), np.float32)
+        qkv, q_end, k_end = self.parts["qkv"], layer.key_size, 2 * layer.key_size
+        self.qkv, self.b, self.values = qkv[None], self.parts["b"][None], qkv[:, k_end:]
+        self.q = qkv[:, :q_end].reshape(1, n, layer.H_k, layer.S_k)
+        self.k = qkv[:, q_end:k_end].reshape(1, n, layer.H_k, layer.S_k)
+        self.v = self.values.reshape(1, n, layer.H_v, layer.S_v)
+        self.z = self.parts["z"].reshape(1, n, layer.H_v, layer.S_v)
+        self.a = self.parts["a"][None]
+        if layer.KIND == "kda":
+            self.a = self.a.reshape(1, n, layer.H_v, layer.S_k)
 
 
 class _Trace:
@@ -267,8 +284,4 @@ class _Trace:
         self.trace, self.batch = trace, batch
 
     def __call__(self, **arrays):
-        self.trace.update((name, self.batch.scatter(np.array(x))) for name, x in arrays.items())
-
-
-def _ignore(**arrays):
-    pass
+        self.trace.update((name, self.batch.scatter(np.array(x[0]))) for name, x in arrays.items())

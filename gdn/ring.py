@@ -35,6 +35,7 @@ class StateRing(_ring.Ring):
     ssm(layer) -> Tensor                 ne (S_k, S_v, H_v, n_planes * n_slots), row = plane * n_slots + slot; zero-copy
     conv(layer) -> Tensor                ne (conv_width - 1, conv_channels, 1, n_planes * n_slots)
     n_slots, n_rollback, n_planes, n_layers, H_v, S_k, S_v, conv_channels, conv_width, nbytes, address
+    extents                              of one layer: a dict of H_v, S_k, S_v, conv_channels, conv_width
     """
 
     @classmethod

@@ -360,3 +360,46 @@ def fields(buffer):
     n, slots, journal = (int(header[name][0]) for name in ("n_slots", "slots_offset", "journal_offset"))
     return (header, buffer[slots:slots + n * SLOT.itemsize].view(SLOT),
             buffer[journal:journal + n * ENTRY.itemsize].view(ENTRY))
+
+
+class Run:
+    """A ring, sequences by their tokens, and a truth for each."""
+
+    def __init__(self, n_slots=3, n_rollback=4, **options):
+        self.ring = gdn.StateRing.create(n_slots, n_rollback, **EXTENTS, **options)
+        self.truth, self.keys = Truth(), {}
+
+    def acquire(self, *ids):
+        for seq_id in ids:
+            self.ring.acquire(seq_id)
+            self.keys[seq_id] = []
+
+    def step(self, **sizes):
+        """step(s0=2, s1=1): so many tokens of sequences 0 and 1, committed."""
+        ids = [int(name[1:]) for name in sizes]
+        new = []
+        for seq_id, size in zip(ids, sizes.values(), strict=True):
+            mine = []
+            for _ in range(size):
+                mine.append(self.truth.token(([EMPTY, *self.keys[seq_id]] + mine)[-1]))
+            new.append(mine)
+        with self.ring.begin(ids, list(sizes.values())) as step:
+            run_layers(self.ring, self.truth, step, new)
+        for seq_id, mine in zip(ids, new, strict=True):
+            self.keys[seq_id] += mine
+        return step
+
+    def rollback(self, seq_id, n):
+        self.ring.rollback(seq_id, n)
+        self.keys[seq_id] = self.keys[seq_id][:len(self.keys[seq_id]) - n]
+
+    def check(self, seq_id, keys=None):
+        keys = self.keys[seq_id] if keys is None else keys
+        assert self.ring.position(seq_id) == len(keys)
+        self.truth.check([EMPTY, *keys][-1], *self.rows(seq_id))
+
+    def rows(self, seq_id):
+        return read_rows(self.ring, committed_row(self.ring, seq_id))
+
+    def bits(self, seq_id):
+        return b"".join(x.tobytes() for part in self.rows(seq_id) for x in part)

@@ -33,6 +33,13 @@ def decode(c, order, **options):
     return out.array, state.array
 
 
+def check_decode(c, order, head_map=None):
+    expected, final, _ = truth(c, head_map)
+    out, state = decode(c, order, head_map=head_map)
+    assert_close(out, expected, "out")
+    assert_close(state, final, "state")
+
+
 # ---- extents: row lengths of any number of vectors, column counts with any rest ---------------------------------
 
 FACTORS = ((4, 8, 12, 16, 20, 24, 32, 48, 64, 80, 96, 112, 128, 144, 192, 240, 256), (1, 5, 6, 7, 8, 16, 33, 40, 48, 128, 144),
@@ -147,10 +154,7 @@ def test_slow_decays_do_not_drift(rng, per_channel, order, g):
     c = case(rng, 1, 4096, 1, 1, 16, 16, per_channel=per_channel)
     c["g"][...] = g
     c["beta"][...] = 0.02
-    expected, final, _ = truth(c)
-    out, state = decode(c, order)
-    assert_close(out, expected, "out")
-    assert_close(state, final, "state")
+    check_decode(c, order)
 
 
 @GATE
@@ -160,20 +164,14 @@ def test_a_decay_alone_does_not_drift(rng, per_channel, order):
     c = case(rng, 1, 4096, 1, 1, 16, 16, per_channel=per_channel)
     c["g"][...] = -1e-3
     c["k"][...] = 0
-    expected, final, _ = truth(c)
-    out, state = decode(c, order)
-    assert_close(out, expected, "out")
-    assert_close(state, final, "state")
+    check_decode(c, order)
 
 
 @GATE
 @ORDER
 def test_mixed_decays_of_long_texts(rng, per_channel, order):
     c = case(rng, 1, 3000, 1, 2, 32, 48, "mix", per_channel)
-    expected, final, _ = truth(c, "tiled")
-    out, state = decode(c, order, head_map="tiled")
-    assert_close(out, expected, "out")
-    assert_close(state, final, "state")
+    check_decode(c, order, head_map="tiled")
 
 
 @GATE

@@ -131,24 +131,25 @@ def work_items():
 
 
 @pytest.mark.parametrize("mode", ["recurrent", "chunked"])
-@pytest.mark.parametrize("heads, n_seqs, S_v, n_threads, items, workers", [
-    ((1, 1), 1, 256, 1, 1, 1),           # one worker: nothing to split for
-    ((1, 1), 1, 256, 4, 4, 4),           # few heads, many workers: the value columns are split
-    ((1, 2), 1, 256, 4, 4, 4),           # value heads that share a key head are one item a part
-    ((2, 2), 1, 256, 4, 4, 4),
-    ((1, 1), 3, 256, 4, 6, 4),
-    ((4, 8), 1, 256, 4, 4, 4),           # heads enough
-    ((2, 2), 3, 256, 4, 6, 4),
-    ((1, 1), 1, 8, 4, 1, 1),             # a tile of columns is not split
+@pytest.mark.parametrize("heads, n_seqs, S_v, n_threads, items, items_single, workers", [
+    ((1, 1), 1, 256, 1, 1, 1, 1),        # one worker: nothing to split for
+    ((1, 1), 1, 256, 4, 4, 4, 4),        # few heads, many workers: the value columns are split
+    ((1, 2), 1, 256, 4, 4, 4, 4),        # value heads that share a key head are one item a part
+    ((2, 2), 1, 256, 4, 4, 4, 4),
+    ((1, 1), 3, 256, 4, 6, 6, 4),
+    ((4, 8), 1, 256, 4, 4, 8, 4),        # heads enough; of single tokens every value head is an item
+    ((2, 2), 3, 256, 4, 6, 6, 4),
+    ((1, 1), 1, 8, 4, 1, 1, 1),          # a tile of columns is not split
 ])
 @pytest.mark.parametrize("n_tokens", [1, 3])
-def test_work_items(rng, work_items, mode, heads, n_seqs, S_v, n_threads, items, workers, n_tokens):
+def test_work_items(rng, work_items, mode, heads, n_seqs, S_v, n_threads, items, items_single, workers,
+                    n_tokens):
     if not gdn.show_config("dicts")["openmp"]:
         workers = 1
     c = case(rng, n_seqs, n_tokens, *heads, 16, S_v)
     out, state = np.empty_like(c["v"]), np.empty_like(c["state"])
     seen = work_items(workers, lambda: run(c, mode=mode, head_map="tiled", n_threads=n_threads, out=out, state_out=state))
-    assert sorted(item for item, _ in seen) == list(range(items))
+    assert sorted(item for item, _ in seen) == list(range(items_single if n_tokens == 1 else items))
     assert len({worker for _, worker in seen}) == workers
     expected, final, _ = truth(c, "tiled")
     assert_close(out, expected, "out")

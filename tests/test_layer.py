@@ -1,5 +1,9 @@
 """Whole layers: transformers' recorded ones with every intermediate, splits, mixed batches, rollback, padding, LoRA."""
 
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from helpers import DATA, assert_close, same_bits
@@ -205,6 +209,34 @@ def test_failed_step_leaves_the_state(case):
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
+
+def test_outputs_and_copies_are_their_own(case):
+    """A decode step leaves its arrays to the next one: neither earlier results nor copies of the layer see it."""
+    ring = case.ring(2)
+    ring.acquire(1)
+    ring.acquire(2)
+    first = run(case.layer, ring, case.x[:1], [1])
+    kept = first.copy()
+    second = run(case.layer, ring, case.x[1:2], [1])
+    assert same_bits(first, kept)
+    for layer in (copy.copy(case.layer), copy.deepcopy(case.layer), pickle.loads(pickle.dumps(case.layer))):
+        ring.reset(2)
+        assert same_bits(run(layer, ring, case.x[:1], [2]), first)
+        assert same_bits(run(layer, ring, case.x[1:2], [2]), second)
+
+
+def test_threads_share_a_layer(case):
+    """Steps of a token on rings of their own at the same time, with the bits of one after the other."""
+    n = 30
+
+    def decode(_):
+        ring = case.ring()
+        return one_sequence(ring, case, [1] * n)
+
+    expected = decode(0)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(same_bits(y, expected) for y in pool.map(decode, range(8)))
+
 
 def test_lora(case):
     """y += scale * B (A x) on every projection equals the merged weights."""

@@ -222,6 +222,18 @@ def test_killed_in_the_middle_of_a_commit(n_done):
         ring.begin([0], [1])
 
 
+def child_that_commits(ring, n):
+    """The process id of a child that commits a token of sequences 0..n-1 until it is killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            while True:
+                ring.begin(range(n), [1] * n).commit()
+        finally:
+            os._exit(1)
+    return pid
+
+
 def test_killed_at_any_moment():
     """Commits of many sequences are whole, wherever the committing process is killed."""
     n, rng = 32, np.random.default_rng(3)
@@ -230,13 +242,7 @@ def test_killed_at_any_moment():
         ring.acquire(seq_id)
     half_changes = 0
     for _ in range(60):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                while True:
-                    ring.begin(range(n), [1] * n).commit()
-            finally:
-                os._exit(1)
+        pid = child_that_commits(ring, n)
         time.sleep(0.002 + rng.random() * 0.01)
         kill(pid)
         half_changes += int(fields(memory)[0]["sequence"][0] % 2)
@@ -256,13 +262,7 @@ def test_a_commit_is_seen_whole():
     memory, ring = shared(n)
     for seq_id in range(n):
         ring.acquire(seq_id)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            while True:
-                ring.begin(range(n), [1] * n).commit()
-        finally:
-            os._exit(1)
+    pid = child_that_commits(ring, n)
     try:
         header, slots, _ = fields(memory)
         seen, changes, stop = set(), 0, time.monotonic() + 1

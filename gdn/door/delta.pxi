@@ -78,11 +78,15 @@ cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta
     return GDN_OK
 
 
+cdef enum:
+    LEAST_WORK = 1 << 17         # state elements a worker must have to update, by default: some 15 us of one thread
+
+
 cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const char *state,
                            const char *state_out) noexcept nogil:
     """Check a call and decide how it is split and how much scratch it needs; the states are called so in messages."""
     cdef gdn_status status
-    cdef int64_t n_items
+    cdef int64_t n_items, most
     if a == NULL:
         return GDN_ERR_NULL
     if a.size != sizeof(gdn_delta_net_args):
@@ -105,8 +109,11 @@ cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const cha
     if status != GDN_OK:
         return status
     level.delta_plan(&c.job)
-    n_items = a.n_seqs * c.job.H_k
-    c.n_workers = choose_threads(a.n_threads, n_items * ((c.job.S_v - 1) // c.job.part_unit + 1))
+    n_items = a.n_seqs * c.job.n_groups
+    most = n_items * ((c.job.S_v - 1) // c.job.part_unit + 1)
+    if a.n_threads <= 0:
+        most = min(most, 1 + a.q.ne[2] * a.q.ne[3] * c.job.H_v * c.job.S_k * c.job.S_v // LEAST_WORK)
+    c.n_workers = choose_threads(a.n_threads, most)
     split_columns(&c.job, n_items, c.n_workers)
     c.n_items = n_items * c.job.n_parts
     c.n_workers = <int>min(c.n_workers, max(c.n_items, <int64_t>1))

@@ -6,7 +6,7 @@ from numpy cimport NPY_INT64, PyArray_DATA, PyArray_EMPTY, import_array, ndarray
 
 import numpy
 
-from gdn._tensor import Tensor
+from gdn._tensor cimport tensor_over
 
 import_array()
 
@@ -153,6 +153,11 @@ cdef class Ring:
     @property
     def conv_width(self):
         return self.ring.conv_width
+
+    @property
+    def extents(self):
+        return {"H_v": self.ring.H_v, "S_k": self.ring.S_k, "S_v": self.ring.S_v,
+                "conv_channels": self.ring.conv_channels, "conv_width": self.ring.conv_width}
 
     @property
     def nbytes(self):
@@ -314,14 +319,17 @@ cdef class Ring:
     cdef object view_of(self, object layer, gdn_status status, gdn_tensor *t):
         if status != GDN_OK:
             raise IndexError(f"layer {layer} is outside the ring's {self.ring.n_layers} layers")
-        return Tensor(<uintptr_t>t.data, [t.ne[i] for i in range(4)], [t.nb[i] for i in range(4)], owner=self)
+        return tensor_over(t, self)
 
     def begin(self, seq_ids, n_tokens=None):
+        cdef Step step
         if n_tokens is None:
             if not hasattr(seq_ids, "unique_ids"):
                 raise TypeError("begin takes seq_ids and n_tokens, or a Batch")
-            return start_step(self, seq_ids.unique_ids, seq_ids.lengths,
+            step = start_step(self, seq_ids.unique_ids, seq_ids.lengths,
                               numpy.where(seq_ids.starts_fresh, 0, seq_ids.first_positions))
+            step.batch = seq_ids
+            return step
         return start_step(self, seq_ids, n_tokens, None)
 
 
@@ -367,12 +375,13 @@ cdef class Step:
 
     seq_ids, n_tokens (n,); rows_in (n,): the row of every layer's cache that holds a sequence's state, -1 where it
     starts from zeros; rows_out (n, K): the row that the state s tokens before its end goes to, -1 where there is none.
-    ring: the ring it is of.  is_open: neither committed nor aborted.
+    ring: the ring it is of.  batch: the Batch it began with, or None.  is_open: neither committed nor aborted.
     A step that is dropped without either is aborted.
     """
     cdef readonly Ring ring
     cdef gdn_ring_step s
     cdef readonly ndarray seq_ids, n_tokens, rows_in, rows_out
+    cdef readonly object batch
 
     def __init__(self):
         raise TypeError("steps come from StateRing.begin")

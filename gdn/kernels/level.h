@@ -7,8 +7,8 @@
 
 #include "gdn.h"
 
-/* One delta-rule call.  Work item i = (sequence, key head, column part); it covers the value heads that share
- * the key head, and columns [part * part_columns, ...) of each. */
+/* One delta-rule call.  Work item i = (sequence, group of value heads, column part); groups are the value heads
+ * that share a key head (n_groups = H_k) or single ones (H_v); columns are [part * part_columns, ...) of each head. */
 typedef struct gdn_delta_job {
     const gdn_delta_net_args *args;   /* tensors, options, cu_seqlens; extents below are their shorthands */
     int64_t H_k, H_v, S_k, S_v, n_seqs, n_slots;
@@ -18,6 +18,7 @@ typedef struct gdn_delta_job {
     int64_t chunked_from;             /* sequences of at least this many tokens run chunked */
     int64_t chunk;                    /* tokens a chunk */
     int64_t part_unit;                /* parts are multiples of this many columns */
+    int64_t n_groups;
     int64_t n_parts, part_columns;    /* columns are split only when heads and sequences are fewer than threads */
     /* Where sequence i starts: NULL is zeros.  Its byte strides over key, value column and head. */
     const char   **state_in;

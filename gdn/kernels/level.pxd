@@ -12,7 +12,7 @@ cdef extern from "level.h" nogil:
         int tiled
         float scale
         int64_t chunked_from, chunk
-        int64_t part_unit
+        int64_t part_unit, n_groups
         int64_t n_parts, part_columns
         const char **state_in
         const int64_t **state_in_nb

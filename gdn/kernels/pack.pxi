@@ -85,12 +85,6 @@ cdef inline void scale_row(float *row, float s, int64_t ld) noexcept nogil:
         v_store(row + i, v_load(row + i) * s)
 
 
-cdef inline void fill_row(float *row, float s, int64_t n) noexcept nogil:
-    cdef int64_t i
-    for i in range(n):
-        row[i] = s
-
-
 # The working state of a head: panels of NV * VL value columns, each [key][column] and contiguous, so that a panel
 # never falls on a few sets of the L1 cache.  Keys are padded to `rows` (zeros), columns to whole panels.
 # Caller memory is seen through nb = byte strides over key, value column.

@@ -9,6 +9,7 @@ cdef extern from "simd.h" nogil:
         NC
         HELD_MAX
         CHUNK_MAX
+        CHUNKED_FROM
         PAIR_LD
         PAIR_NV
     vf v_load(const float *p)

@@ -1,0 +1,169 @@
+"""StateRing: steps that fail, copies, and what is saved and loaded."""
+
+import zlib
+
+import numpy as np
+import pytest
+from ring_model import EXTENTS, LAYERS, Run, run_layers
+
+import gdn
+
+# ---------------------------------------------------------------- steps that fail
+
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 9])
+def test_a_failed_step_leaves_the_state(one, size):
+    one.step(s0=3)
+    before = one.bits(0)
+    with pytest.raises(Boom), one.ring.begin([0], [size]) as step:
+        for layer in range(LAYERS):
+            one.ring.ssm(layer).numpy()[step.rows_out[step.rows_out >= 0]] = np.nan
+        raise Boom
+    assert one.bits(0) == before
+    assert one.ring.max_rollback(0) == max(0, min(3, 5 - min(size, 5)))
+    one.check(0)
+    one.step(s0=2)
+    one.check(0)
+
+
+def test_without_a_spare_plane_a_failed_step_loses_the_sequence():
+    run = Run(n_rollback=0)
+    assert run.ring.n_planes == 1
+    run.acquire(0)
+    step = run.step(s0=2)
+    assert step.rows_in.tolist() == step.rows_out[:, 0].tolist()      # in place
+    saved = run.ring.save(0)
+    for repair in (lambda: run.ring.reset(0), lambda: run.ring.load(0, saved), lambda: run.ring.release(0)):
+        run.ring.begin([0], [1]).abort()
+        for use in (run.ring.position, run.ring.max_rollback, run.ring.save, lambda i: run.ring.rollback(i, 0),
+                    lambda i: run.ring.begin([i], [1]), lambda i: run.ring.copy(i, 5)):
+            with pytest.raises(gdn.StateLostError, match="sequence 0"):
+                use(0)
+        assert run.ring.seq_ids == [0] and run.ring.slot(0) == 0
+        repair()
+        assert run.ring.seq_ids == [0] and run.ring.position(0) in (0, 2) or run.ring.n_free == 3
+
+
+def test_a_step_ends_once(one):
+    step = one.ring.begin([0], [1])
+    step.abort()
+    for end in (step.commit, step.abort):
+        with pytest.raises(ValueError, match="already committed or aborted"):
+            end()
+    with pytest.raises(TypeError, match="begin"):
+        type(step)()
+
+
+def test_a_dropped_step_is_aborted(one):
+    step = one.ring.begin([0], [1])
+    with pytest.raises(ValueError, match="in a step"):
+        one.ring.begin([0], [1])
+    del step
+    one.ring.begin([0], [1]).commit()
+
+
+def test_refused_begin_changes_nothing():
+    run = Run()
+    run.acquire(0, 1)
+    run.step(s0=2, s1=1)
+    before = run.ring.save(0), run.ring.save(1)
+    for error, ids, sizes in ((KeyError, [0, 9], [1, 1]), (ValueError, [0, 1, 0], [1, 1, 1]),
+                              (ValueError, [0, 1], [1, -1]),
+                              (ValueError, [0, 1], [1]), (ValueError, [[0]], [1]), (TypeError, [0.0], [1]),
+                              (TypeError, [0], ["a"]), (ValueError, [2**64], [1]), (ValueError, [0], [2**63 - 1]),
+                              (KeyError, [-1], [1])):
+        with pytest.raises(error):
+            run.ring.begin(ids, sizes)
+    with pytest.raises(TypeError, match="Batch"):
+        run.ring.begin([0])
+    assert before == (run.ring.save(0), run.ring.save(1))
+
+
+def test_other_refusals(one):
+    one.step(s0=1)
+    ring = one.ring
+    for error, call in ((KeyError, lambda: ring.position(3)), (KeyError, lambda: ring.release(3)),
+                        (KeyError, lambda: ring.slot(3)), (KeyError, lambda: ring.save(3)),
+                        (KeyError, lambda: ring.reset(3)), (KeyError, lambda: ring.copy(3, 4)),
+                        (ValueError, lambda: ring.copy(0, 0)),
+                        (ValueError, lambda: ring.acquire(0)), (ValueError, lambda: ring.acquire(5, 0)),
+                        (IndexError, lambda: ring.acquire(5, 3)), (IndexError, lambda: ring.acquire(5, -1)),
+                        (ValueError, lambda: ring.acquire(-1)), (ValueError, lambda: ring.acquire(2**63)),
+                        (TypeError, lambda: ring.acquire("a")), (TypeError, lambda: ring.acquire(1.0)),
+                        (IndexError, lambda: ring.ssm(2)), (IndexError, lambda: ring.conv(-1)),
+                        (TypeError, lambda: ring.load(7, 3)), (ValueError, lambda: ring.load(7, b"")),
+                        (ValueError, lambda: ring.load(-1, ring.save(0)))):
+        with pytest.raises(error):
+            call()
+    assert ring.seq_ids == [0] and ring.n_free == 2
+
+
+# ---------------------------------------------------------------- copy, save, load
+
+def test_a_copy_shares_nothing():
+    run = Run()
+    run.acquire(0)
+    run.step(s0=5)
+    before = run.ring.save(0)
+    run.ring.copy(0, 1)
+    run.keys[1] = run.keys[0][:]
+    assert run.ring.max_rollback(1) == run.ring.max_rollback(0)
+    run.step(s1=3)
+    run.check(1)
+    assert run.ring.save(0) == before
+    run.ring.release(0)
+    run.rollback(1, 2)
+    run.check(1)
+
+
+def test_saved_with_pending_rollback_and_continued():
+    here, there = Run(), Run(n_slots=1, spare=3)
+    here.acquire(0)
+    here.step(s0=6)
+    there.truth = here.truth
+    there.ring.load(7, here.ring.save(0))
+    there.keys[7] = here.keys[0][:]
+    assert there.ring.max_rollback(7) == here.ring.max_rollback(0) == 4
+    for n in (2, 2):
+        here.rollback(0, n)
+        there.rollback(7, n)
+        assert here.bits(0) == there.bits(7)
+    for _ in range(20):
+        here.step(s0=1)
+        with there.ring.begin([7], [1]) as step:
+            run_layers(there.ring, there.truth, step, [[here.keys[0][-1]]])
+        assert here.bits(0) == there.bits(7)
+
+
+def test_damaged_bytes_are_refused():
+    run = Run()
+    run.acquire(0)
+    run.step(s0=3)
+    data = run.ring.save(0)
+    before = run.ring.seq_ids, run.ring.n_free
+    assert zlib.crc32(data[16:]) == int.from_bytes(data[12:16], "little")
+    for length in [*range(0, 80), len(data) - 1]:
+        with pytest.raises(ValueError, match="no intact saved sequence"):
+            run.ring.load(1, data[:length])
+    with pytest.raises(ValueError, match="no intact"):
+        run.ring.load(1, data + b"\0")
+    for bit in [*range(64 * 8), *range(64 * 8, len(data) * 8, 131)]:
+        bent = bytearray(data)
+        bent[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match="no intact saved sequence"):
+            run.ring.load(1, bent)
+    assert (run.ring.seq_ids, run.ring.n_free) == before
+
+
+@pytest.mark.parametrize("name", list(EXTENTS))
+def test_bytes_of_another_shape_are_refused(one, name):
+    one.step(s0=1)
+    other = gdn.StateRing.create(3, 4, **{**EXTENTS, name: EXTENTS[name] + 1})
+    with pytest.raises(ValueError, match=r"there and .* here"):
+        other.load(0, one.ring.save(0))
+    one.step(s0=5)
+    with pytest.raises(ValueError, match="by 4 tokens, the ring keeps 3"):
+        gdn.StateRing.create(3, 3, **EXTENTS).load(0, one.ring.save(0))
