@@ -148,6 +148,20 @@ def test_slow_decay_does_not_drift(rng, mode, per_channel, g):
     check(c, mode)
 
 
+@BOTH
+@GATE
+def test_a_decay_alone_keeps_its_digits(rng, mode, per_channel):
+    """Without keys a state is its start times exp(sum of g): rounded to one float, a factor applied thousands of times
+    would be off a thousand times the same way."""
+    n = 32768
+    c = case(rng, 1, n, 1, 1, 16, 16, per_channel=per_channel)
+    c["k"][...] = 0
+    for g in (-3e-4, -2.7e-4, -1.1e-4):
+        c["g"][...] = g
+        _, state = run(c, mode=mode)
+        assert_close(state, c["state"] * np.exp(n * np.float64(np.float32(g))), "state")
+
+
 @GATE
 def test_slow_decay_does_not_drift_token_by_token(rng, per_channel):
     c = case(rng, 1, 2000, 1, 1, 32, 32, per_channel=per_channel)

@@ -85,7 +85,7 @@ cdef void conv_keep(const conv_space *sp) noexcept nogil:
     cdef char *row
     cdef const char *src
     cdef int64_t src_nb
-    for slot in range(max(<int64_t>1, min(sp.job.n_slots, sp.n_tokens))):
+    for slot in range(sp.job.n_slots):
         row = sp.job.state_out[sp.seq * sp.job.n_slots + slot]
         if row == NULL:
             continue
