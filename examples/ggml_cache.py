@@ -31,7 +31,10 @@ class Arena:
     """ggml's memory, through the few calls that this needs."""
 
     def __init__(self, nbytes):
-        folder = Path(importlib.util.find_spec("libggml").origin).parent / "lib64"
+        wheel = importlib.util.find_spec("libggml")
+        if wheel is None:
+            raise SystemExit("this example needs ggml: pip install libggml-python")
+        folder = Path(wheel.origin).parent / "lib64"
         self.lib = ctypes.CDLL(str(folder / "libggml-base.so"))
 
         class Params(ctypes.Structure):
@@ -45,7 +48,8 @@ class Arena:
         self.context = self.lib.ggml_init(Params(nbytes, None, False))
 
     def __del__(self):
-        self.lib.ggml_free(self.context)
+        if hasattr(self, "context"):
+            self.lib.ggml_free(self.context)
 
     def new(self, ne0, ne1):
         """A float32 ggml tensor [ne0, ne1]; its memory as a gdn.Tensor that keeps the arena alive."""

@@ -64,16 +64,27 @@ class Batch:
         return len(self.unique_ids)
 
     def gather(self, x):
-        """Rows of the batch's order, grouped by sequence and without padding; x itself where nothing moves."""
+        """Rows of the batch's order, grouped by sequence and without padding; x itself where nothing moves.  ValueError:
+        x (n_tokens, ...) has another number of rows."""
+        self._check_rows(x, self.n_tokens)
         return x if self.order is None else x[self.order]
 
     def scatter(self, x):
-        """Grouped rows back in the batch's order, zeros for padding; x itself where nothing moves."""
+        """Grouped rows back in the batch's order, zeros for padding; x itself where nothing moves.  ValueError: x has
+        not one row for every token that is no padding."""
+        self._check_rows(x, int(self.cu_seqlens[-1]))
         if self.order is None:
             return x
         out = np.zeros((self.n_tokens, *x.shape[1:]), x.dtype)
         out[self.order] = x
         return out
+
+    @staticmethod
+    def _check_rows(x, n):
+        if not isinstance(x, np.ndarray):
+            raise TypeError(f"x must be an array, got {type(x).__name__}")
+        if x.ndim == 0 or len(x) != n:
+            raise ValueError(f"x has shape {x.shape}, expected {n} rows, one a token")
 
     def __repr__(self):
         return f"gdn.Batch(n_tokens={self.n_tokens}, unique_ids={self.unique_ids}, lengths={self.lengths})"

@@ -1,8 +1,12 @@
 """Whole linear-attention layers: Gated DeltaNet and Kimi Delta Attention, hidden states in, hidden states out."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from gdn import _core, forms
+from gdn.batch import Batch
+from gdn.ring import Step
 
 __all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
 
@@ -13,6 +17,13 @@ EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
 ALONE = 256
 KEPT = 64         # calls of fewer tokens leave their arrays to the next
 CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
+
+
+def _float32(name, x):
+    """x, which must be of that type already: nothing is cast."""
+    if not isinstance(x, np.ndarray) or x.dtype != FLOAT32:
+        raise TypeError(f"{name} must be a float32 array, got {getattr(x, 'dtype', type(x).__name__)}")
+    return x
 
 
 class _Layer:
@@ -70,14 +81,23 @@ class _Layer:
             setattr(self, name, config[name])
         if self.H_v % self.H_k:
             raise ValueError(f"config: H_v = {self.H_v} is no multiple of H_k = {self.H_k}")
-        self.norm_eps, self.l2_eps = float(config["norm_eps"]), float(config["l2_eps"])
-        self.beta_factor = float(config["beta_factor"])
-        self.lower_bound = config.get("lower_bound")
+        self.norm_eps, self.l2_eps = self._number(config, "norm_eps"), self._number(config, "l2_eps")
+        if self.norm_eps < 0 or self.l2_eps < 0:
+            raise ValueError(f"config: norm_eps and l2_eps must not be negative, got {self.norm_eps} and {self.l2_eps}")
+        self.beta_factor = self._number(config, "beta_factor")
+        self.lower_bound = None if config.get("lower_bound") is None else self._number(config, "lower_bound")
         self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
         self.C = 2 * self.key_size + self.value_size
         # What `StateRing.create` needs to know of the layer.
         self.extents = {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
                         "conv_width": self.width}
+
+    @staticmethod
+    def _number(config, name):
+        value = config[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or not np.isfinite(value):
+            raise ValueError(f"config: {name} must be a finite number, got {value!r}")
+        return float(value)
 
     def _check_weights(self, weights):
         shapes = {"qkv": (self.C, self.n_embd), "b": (self.H_v, self.n_embd), "conv": (self.C, self.width),
@@ -92,7 +112,7 @@ class _Layer:
                 if name == "conv_bias":
                     continue
                 raise ValueError(f"weights lack {name}, expected shape {shape}")
-            checked[name] = np.ascontiguousarray(weights[name], np.float32)
+            checked[name] = np.ascontiguousarray(_float32(f"weights: {name}", weights[name]))
             if checked[name].shape != shape:
                 raise ValueError(f"weights: {name} has shape {checked[name].shape}, expected {shape}")
         return checked
@@ -104,13 +124,17 @@ class _Layer:
                    if self.KIND == "gdn" or name in forms.JOINED["qkv"]}
         shapes |= {name: w[name].shape for name in self.INPUTS}
         checked = {}
+        if not isinstance(lora, Mapping):
+            raise TypeError(f"lora must map projections to pairs, got {type(lora).__name__}")
         for name, pairs in lora.items():
             slot = came.get(name, name)
             if slot not in shapes:
                 raise ValueError(f"lora: unknown projection {name!r}, expected one of {', '.join((*shapes, *came))}")
             n_out, n_in = shapes[slot]
             for A, B, scale in pairs:
-                A, B = np.ascontiguousarray(A, np.float32), np.ascontiguousarray(B, np.float32)
+                A, B = (np.ascontiguousarray(_float32(f"lora: {name}", x)) for x in (A, B))
+                if not np.isfinite(scale):
+                    raise ValueError(f"lora: {name} has scale {scale!r}, expected a finite number")
                 if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
                     raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {n_in}) "
                                      f"and ({n_out}, r)")
@@ -136,6 +160,8 @@ class _Layer:
         """
         self._check_call(x, batch, step)
         ssm, conv = step.ring.ssm(il), step.ring.conv(il)
+        if not isinstance(trace, (dict, type(None))):
+            raise TypeError(f"trace must be a dict, got {type(trace).__name__}")
         see = None if trace is None else _Trace(trace, batch)
         x = batch.gather(x)
         n = len(x)
@@ -170,8 +196,10 @@ class _Layer:
         return batch.scatter(y)
 
     def _check_call(self, x, batch, step):
-        if not isinstance(x, np.ndarray) or x.dtype != FLOAT32:
-            raise TypeError(f"x must be a float32 array, got {getattr(x, 'dtype', type(x).__name__)}")
+        _float32("x", x)
+        if not isinstance(batch, Batch) or not isinstance(step, Step):
+            raise TypeError(f"batch and step must be a gdn.Batch and what ring.begin(batch) gave, got "
+                            f"{type(batch).__name__} and {type(step).__name__}")
         if x.shape != (batch.n_tokens, self.n_embd):
             raise ValueError(f"x has shape {x.shape}, expected ({batch.n_tokens}, {self.n_embd}): "
                              f"the batch's tokens, n_embd")
@@ -216,7 +244,7 @@ class GatedDeltaNet(_Layer):
     weights   float32, rows are outputs: qkv (C, n_embd) with rows q | k | v over heads, C = 2 H_k S_k + H_v S_v;
               z (H_v S_v, n_embd); b, a (H_v, n_embd); conv (C, width), conv_bias (C,) or none; A (H_v,) = -exp(A_log);
               dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v).  Fused or separate forms: see `gdn.forms`
-    lora      {projection: [(A (r, inputs), B (outputs, r), scale), ...]}: y += scale * B (A x), by the names above,
+    lora      float32 {projection: [(A (r, inputs), B (outputs, r), scale), ...]}: y += scale * B (A x), by the names above,
               of any form, or by those that the weights were loaded under (in_proj_qkvz, ssm_ba, ...)
 
     ValueError names what is missing or mis-shaped and what was expected.

@@ -69,3 +69,17 @@ def test_a_ring_checks_what_a_batch_says():
     assert (ring.position(1), ring.position(2)) == (1, 3)
     with pytest.raises(KeyError):
         ring.begin(gdn.Batch([1, 3]))
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 0, -1], [0, 0, 0]])
+def test_rows_are_counted(ids):
+    batch = gdn.Batch(ids)
+    real = sum(i >= 0 for i in ids)
+    for method, n in ((batch.gather, len(ids)), (batch.scatter, real)):
+        assert method(np.ones((n, 2), np.float32)).shape[1:] == (2,)
+        for x in (np.ones((n + 1, 2)), np.ones((n - 1, 2)), np.array(1.0)):
+            with pytest.raises(ValueError, match=f"expected {n} rows"):
+                method(x)
+        for x in (None, "x", [1, 2]):
+            with pytest.raises(TypeError, match="x must be an array"):
+                method(x)

@@ -432,3 +432,17 @@ def test_errors_come_before_work_even_for_empty_calls():
     for spoiled in ({"mode": "fast"}, {"head_map": None}, {"state": call.state[..., 1:]},
                     {"q": call.inputs["q"][:, :1]}, {"state_out": frozen(call.state_out.array)}):
         refused(gdn.gated_delta_net, {**empty, **spoiled}, call, ValueError, "")
+
+
+@pytest.mark.parametrize("name", ["qk_l2norm", "beta_logit"])
+@pytest.mark.parametrize("value", ["no", 1, 0.0, None, [], np.ones(2)], ids=repr)
+def test_flags_are_true_or_false(name, value):
+    call = Call()
+    refused(gdn.gated_delta_net, {**call.whole, name: value}, call, TypeError, [name, "True or False"])
+
+
+@pytest.mark.parametrize("name", ["scale", "l2_eps"])
+@pytest.mark.parametrize("value", [[1], 1j, {}], ids=repr)
+def test_numbers_are_numbers(name, value):
+    call = Call()
+    refused(gdn.gated_delta_net, {**call.whole, name: value}, call, TypeError, [name, "number"])

@@ -246,7 +246,8 @@ def test_lora(case):
     lora, merged = {}, dict(weights)
     for name in names:
         n_out, n_in = weights[name].shape
-        pairs = [(rng.standard_normal((r, n_in)) * 0.1, rng.standard_normal((n_out, r)) * 0.1, 0.5) for r in (1, 3)]
+        pairs = [(0.1 * rng.standard_normal((r, n_in), np.float32), 0.1 * rng.standard_normal((n_out, r), np.float32), 0.5)
+                 for r in (1, 3)]
         lora[name] = pairs
         merged[name] = (weights[name] + sum(scale * B @ A for A, B, scale in pairs)).astype(np.float32)
     ys = []
@@ -342,9 +343,35 @@ def test_weights_are_checked(case):
             cls.from_state_dict({**case.weights, name: np.zeros((5, 7))}, "", case.config)
     with pytest.raises(ValueError, match="unknown model_type 'llama'"):
         cls.from_state_dict(case.weights, "", {**case.config, "model_type": "llama"})
-    for lora in ({"w": []}, {"out": [(np.zeros((2, 3)), np.zeros((4, 2)), 1)]}):
+    zeros = np.zeros((2, 3), np.float32)
+    for lora in ({"w": []}, {"out": [(zeros, zeros.T, 1)]}, {"out": [(zeros, zeros.T, np.nan)]}):
         with pytest.raises(ValueError, match="lora"):
             cls(weights, config, lora)
+    for lora in ([1], {"out": [(zeros.astype(np.float64), zeros.T, 1)]}):
+        with pytest.raises(TypeError, match="lora"):
+            cls(weights, config, lora)
+
+
+@pytest.mark.parametrize("dtype", ["f8", ">f4", "i4", "c8", "f2"])
+def test_weights_are_not_cast(case, dtype):
+    weights, config = transformers.read_layer(case.weights, "", case.config)
+    for name in weights:
+        with pytest.raises(TypeError, match=f"weights: {name} must be a float32 array, got"):
+            type(case.layer)({**weights, name: weights[name].astype(dtype)}, config)
+
+
+@pytest.mark.parametrize("name", ["norm_eps", "l2_eps", "beta_factor", "lower_bound"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, "1", [1], True], ids=repr)
+def test_numbers_are_checked(case, name, value):
+    weights, config = transformers.read_layer(case.weights, "", case.config)
+    with pytest.raises(ValueError, match=f"config: {name} must be a finite number"):
+        type(case.layer)(weights, {**config, name: value})
+
+
+@pytest.mark.parametrize("weights", [None, 5, "x", []], ids=repr)
+def test_weights_are_a_mapping(case, weights):
+    with pytest.raises(TypeError, match="weights must map names to tensors"):
+        type(case.layer).from_state_dict(weights, "", case.config)
 
 
 def test_calls_are_checked(case):
@@ -358,6 +385,11 @@ def test_calls_are_checked(case):
                            (x.tolist(), TypeError)):
             with pytest.raises(error):
                 case.layer(bad, batch, step, 0)
+        for arguments in ((None, step), (batch, None), (step, batch)):
+            with pytest.raises(TypeError, match="batch and step must be"):
+                case.layer(x, *arguments, 0)
+        with pytest.raises(TypeError, match="trace must be a dict"):
+            case.layer(x, batch, step, 0, trace=[])
         with pytest.raises(ValueError, match="the step is of sequences"):
             case.layer(x, gdn.Batch([7, 8, 8]), step, 0)
         with pytest.raises((IndexError, ValueError)):

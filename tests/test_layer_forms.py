@@ -110,7 +110,7 @@ def test_lora_under_the_names_the_weights_came_by(tensors, form):
 
 def test_lora_on_a_part_of_qkv_whatever_the_form(tensors):
     rng = np.random.default_rng(6)
-    A, B = rng.standard_normal((3, N_EMBD)), rng.standard_normal((VALUE, 3))
+    A, B = rng.standard_normal((3, N_EMBD), np.float32), rng.standard_normal((VALUE, 3), np.float32)
     changed = {**tensors, "v_proj.weight": tensors["v_proj.weight"] + (0.1 * B @ A).astype(np.float32)}
     want, _ = run(load(changed, "apart", "apart", "one"))
     assert_close(run(load(tensors, "fused", "fused", "one", lora={"v": [(A, B, 0.1)]}))[0], want, "lora on v", 2e-5)
@@ -119,7 +119,7 @@ def test_lora_on_a_part_of_qkv_whatever_the_form(tensors):
 def test_lora_of_a_gguf_file_by_its_names():
     data = np.load(DATA / "qwen3next.npz")
     rng = np.random.default_rng(7)
-    A, B = rng.standard_normal((2, 64)), rng.standard_normal((8, 2))
+    A, B = rng.standard_normal((2, 64), np.float32), rng.standard_normal((8, 2), np.float32)
     from_file = gdn.GatedDeltaNet.from_gguf(DATA / "qwen3next.gguf", 1, lora={"ssm_ba": [(A, B, 1)]})
     config = {"model_type": "qwen3_next", "hidden_size": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
               "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6}
@@ -150,11 +150,12 @@ def test_kimi_takes_no_other_gate():
         weights = {name: data[name] for name in data.files if name.startswith("w.")}
     config = {"model_type": "kimi_linear", "hidden_size": 64, "linear_num_heads": 3, "linear_head_dim": 32,
               "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-5}
+    zeros = np.zeros((6, 64), np.float32)
     for name in ("z", "ba", "ssm_ba"):
         with pytest.raises(ValueError, match=f"lora: unknown projection '{name}'"):
-            gdn.KimiDeltaAttention.from_state_dict(weights, "w.", config, {name: [(np.zeros((1, 64)), np.zeros((6, 1)), 1)]})
+            gdn.KimiDeltaAttention.from_state_dict(weights, "w.", config, {name: [(zeros[:1], zeros[:, :1], 1)]})
     rng = np.random.default_rng(8)
-    A, B = rng.standard_normal((2, 64)), rng.standard_normal((96, 2))
+    A, B = rng.standard_normal((2, 64), np.float32), rng.standard_normal((96, 2), np.float32)
     y, _ = run(gdn.KimiDeltaAttention.from_state_dict(weights, "w.", config, {"k_proj": [(A, B, 0.2)]}))
     weights["w.k_proj.weight"] = weights["w.k_proj.weight"] + (0.2 * B @ A).astype(np.float32)
     assert_close(y, run(gdn.KimiDeltaAttention.from_state_dict(weights, "w.", config))[0], "lora on k_proj", 2e-5)

@@ -196,6 +196,12 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("name", ["lower", "unit"])
+def test_the_triangle_is_true_or_false(name):
+    with pytest.raises(TypeError, match=f"{name} must be True or False, got 'upper'"):
+        gdn.solve_tri(np.eye(3, dtype=F), np.ones((3, 2), F), **{name: "upper"})
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name):
     call, error, word = BAD[name]

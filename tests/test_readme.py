@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -14,5 +15,6 @@ def test_there_are_blocks():
 
 
 @pytest.mark.parametrize("i", range(len(BLOCKS)))
-def test_block_runs(i):
+def test_block_runs(i, monkeypatch):
+    monkeypatch.chdir(ROOT)
     exec(compile(BLOCKS[i], f"README.md, block {i + 1}", "exec"), {})

@@ -21,7 +21,10 @@ def read_layer(path, il):
     dequantise are read.  ValueError for a file that is no GGUF file, is truncated or damaged, for a block that it
     lacks or that is no linear attention, and for tensors missing or of other shapes than the metadata says.
     """
-    il = operator.index(il)
+    try:
+        il = operator.index(il)
+    except TypeError:
+        raise TypeError(f"il must be an integer, got {il!r}") from None
     with GGUFFile(path) as file:
         n_layers = _n_layers(file)
         if not 0 <= il < n_layers:

@@ -112,6 +112,8 @@ class _Source:
 
     def __init__(self, weights, prefix):
         self.weights, self.prefix = weights, prefix
+        if not callable(getattr(weights, "keys", None)):
+            raise TypeError(f"weights must map names to tensors, got {type(weights).__name__}")
         self.names = {name for name in weights.keys() if name.startswith(prefix)}
         self.used = {}
 

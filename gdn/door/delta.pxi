@@ -87,6 +87,7 @@ cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const cha
     """Check a call and decide how it is split and how much scratch it needs; the states are called so in messages."""
     cdef gdn_status status
     cdef int64_t n_items, most
+    cdef double work
     if a == NULL:
         return GDN_ERR_NULL
     if a.size != sizeof(gdn_delta_net_args):
@@ -110,9 +111,10 @@ cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const cha
         return status
     level.delta_plan(&c.job)
     n_items = a.n_seqs * c.job.n_groups
+    work = <double>(a.q.ne[2] * a.q.ne[3]) * c.job.H_v * c.job.S_k * c.job.S_v
     most = n_items * ((c.job.S_v - 1) // c.job.part_unit + 1)
     if a.n_threads <= 0:
-        most = min(most, 1 + a.q.ne[2] * a.q.ne[3] * c.job.H_v * c.job.S_k * c.job.S_v // LEAST_WORK)
+        most = 1 + <int64_t>min(<double>(most - 1), work / LEAST_WORK)
     c.n_workers = choose_threads(a.n_threads, most)
     split_columns(&c.job, n_items, c.n_workers)
     c.n_items = n_items * c.job.n_parts
@@ -191,9 +193,9 @@ cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l
     a.head_map = choice(HEAD_MAPS, head_map, "head_map")
     a.mode = choice(MODES, mode, "mode")
     a.flags = choice(L2_FORMS, l2_form, "l2_form")
-    if qk_l2norm:
+    if flag_argument(qk_l2norm, "qk_l2norm"):
         a.flags |= GDN_QK_L2NORM
-    if beta_logit:
+    if flag_argument(beta_logit, "beta_logit"):
         a.flags |= GDN_BETA_LOGIT
     if scale is not None:
         a.flags |= GDN_SCALE_GIVEN

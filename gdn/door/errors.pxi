@@ -52,12 +52,22 @@ cdef int64_t count_argument(value, str name) except -1:
     return min(value, 2**62)
 
 
+cdef bint flag_argument(value, str name) except -1:
+    """True or False: a word that was meant as an option is not a yes."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 cdef float float_argument(value, str name) except? -1:
     """A finite number."""
     cdef double x
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    x = value
+    try:
+        x = value
+    except TypeError:
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
     if not isfinite(x):
         raise ValueError(f"{name} must be finite, got {value!r}")
     return <float>x
@@ -67,13 +77,18 @@ cdef gdn_status check_tensor(char *message, size_t size, const char *name, const
                              int64_t ne2, int64_t ne3, bint writable) noexcept nogil:
     """Type, extents, alignment of one tensor; nothing is dereferenced."""
     cdef int64_t want[4]
+    cdef int64_t room = INT64_MAX // 2       # bytes the axes may still span: addresses are computed in int64_t
+    cdef int64_t count = INT64_MAX // 8      # elements likewise
+    cdef int64_t step
     cdef int i
     cdef bint empty = False
     want[:] = [ne0, ne1, ne2, ne3]
     if t.type != GDN_TYPE_F32:
         return fail(message, size, GDN_ERR_TYPE, "%s must be float32, got type %d", name, t.type)
     for i in range(4):
-        if t.ne[i] != want[i] or want[i] < 0:
+        if want[i] < 0:
+            return fail(message, size, GDN_ERR_SHAPE, "%s: extent %lld is negative", name, want[i])
+        if t.ne[i] != want[i]:
             return fail(message, size, GDN_ERR_SHAPE,
                         "%s has extents [%lld, %lld, %lld, %lld], the call needs [%lld, %lld, %lld, %lld]", name,
                         t.ne[3], t.ne[2], t.ne[1], t.ne[0], ne3, ne2, ne1, ne0)
@@ -90,4 +105,10 @@ cdef gdn_status check_tensor(char *message, size_t size, const char *name, const
         if writable and t.ne[i] > 1 and t.nb[i] == 0:
             return fail(message, size, GDN_ERR_STRIDE, "%s is written, but an axis of extent %lld has stride 0", name,
                         t.ne[i])
+        step = max(-max(t.nb[i], -INT64_MAX), t.nb[i]) if t.ne[i] > 1 else 0
+        if (step > 0 and t.ne[i] - 1 > room // step) or t.ne[i] > count:
+            return fail(message, size, GDN_ERR_SHAPE, "%s: extent %lld at stride %lld spans more than memory", name, t.ne[i],
+                        t.nb[i])
+        room -= (t.ne[i] - 1) * step
+        count //= t.ne[i]
     return GDN_OK

@@ -150,6 +150,8 @@ cdef gdn_status c_l2_norm(const gdn_tensor *x, float eps, int32_t form, const gd
                           int32_t n_threads) noexcept nogil:
     if x == NULL or out == NULL:
         return GDN_ERR_NULL
+    if n_threads < 0:
+        return GDN_ERR_VALUE
     return do_l2_norm(x, eps, form, out, n_threads, False, NULL, 0)
 
 
@@ -157,6 +159,8 @@ cdef gdn_status c_rms_norm_gated(const gdn_tensor *x, const gdn_tensor *gate, co
                                  int32_t activation, const gdn_tensor *out, int32_t n_threads) noexcept nogil:
     if x == NULL or gate == NULL or weight == NULL or out == NULL:
         return GDN_ERR_NULL
+    if n_threads < 0:
+        return GDN_ERR_VALUE
     return do_rms_norm_gated(x, gate, weight, eps, activation, out, n_threads, False, NULL, 0)
 
 
@@ -164,6 +168,8 @@ cdef gdn_status c_decay_gate(const gdn_tensor *a, const gdn_tensor *A, const gdn
                              const float *lower_bound, const gdn_tensor *out, int32_t n_threads) noexcept nogil:
     if a == NULL or A == NULL or dt_bias == NULL or out == NULL:
         return GDN_ERR_NULL
+    if n_threads < 0:
+        return GDN_ERR_VALUE
     return do_decay_gate(a, A, dt_bias, lower_bound, out, n_threads, False, NULL, 0)
 
 
@@ -171,6 +177,8 @@ cdef gdn_status c_solve_tri(const gdn_tensor *a, const gdn_tensor *b, int32_t lo
                             const gdn_tensor *out, int32_t n_threads) noexcept nogil:
     if a == NULL or b == NULL or out == NULL:
         return GDN_ERR_NULL
+    if n_threads < 0:
+        return GDN_ERR_VALUE
     return do_solve_tri(a, b, lower, unit, out, n_threads, False, NULL, 0)
 
 
@@ -332,7 +340,8 @@ def solve_tri(a, b, *, lower=True, unit=False, out=None, n_threads=None):
     cdef gdn_tensor c_a, c_b, c_out
     cdef char message[256]
     cdef gdn_status status
-    cdef int32_t c_lower = 1 if lower else 0, c_unit = 1 if unit else 0, threads = threads_argument(n_threads)
+    cdef int32_t c_lower = flag_argument(lower, "lower"), c_unit = flag_argument(unit, "unit")
+    cdef int32_t threads = threads_argument(n_threads)
     message[0] = 0
     if a_.ndim < 2 or b_.ndim < 2:
         raise ValueError(f"a and b must have at least 2 axes, got shapes {(<object>a_).shape} and {(<object>b_).shape}")

@@ -51,6 +51,8 @@ cdef gdn_status rows_check(const row_call *r, char *message, size_t size) noexce
     if r.state_out.data == NULL:
         return GDN_OK
     if r.rows_out == NULL:
+        if r.n_slots > 1 and r.slot_nb & 3:
+            return fail(message, size, GDN_ERR_STRIDE, "slot_nb is %lld, no multiple of 4", r.slot_nb)
         if n_out < r.n_seqs * (r.n_slots if r.slot_nb == 0 else 1):
             return fail(message, size, GDN_ERR_SHAPE, "state_out has %lld rows, %lld sequences keep %lld slots", n_out,
                         r.n_seqs, r.n_slots)
