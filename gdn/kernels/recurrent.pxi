@@ -6,7 +6,8 @@
 # gate scales the dots with k and q instead, and keeps its decay in registers.
 #
 # Either order walks its memory in one ascending stream, without prefetch instructions: the hardware's prefetchers then
-# keep more lines on their way than a core's own misses can.  Two rows side by side take twice the time.
+# keep more lines on their way than a core's own misses can.  Two rows side by side take twice the time.  (columns_step
+# says where the narrower levels cannot.)
 #
 # decay = whole + part, whole being 1 (all bits set, a mask) from one half up, else 0: rounded to one float, a slow
 # decay would be off the same way at every token.
