@@ -179,3 +179,11 @@ def test_full_ring_names_its_size():
     run.ring.release(2)
     assert run.ring.acquire(4) == 1
     assert run.ring.seq_ids == [1, 4, 3] and run.ring.n_free == 0
+
+
+def test_true_is_no_number(one):
+    for call in (lambda: one.ring.release(False), lambda: one.ring.acquire(True), lambda: one.ring.rollback(0, True),
+                 lambda: one.ring.ssm(True), lambda: gdn.StateRing.create(True, **EXTENTS)):
+        with pytest.raises(TypeError, match="must be an integer, got (True|False)"):
+            call()
+    one.check(0)

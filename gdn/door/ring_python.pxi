@@ -21,6 +21,8 @@ class StateLostError(RuntimeError):
 
 cdef int64_t as_int64(object value, str name) except? -1:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = value.__index__()
     except (AttributeError, TypeError):
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
