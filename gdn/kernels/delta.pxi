@@ -156,12 +156,12 @@ cdef void prepare_token(space *sp, int64_t i, int64_t head, int64_t t, float bet
         v_exp_whole_part(v_set(g), &whole, &part)
         v_store(tok.whole, whole)
         v_store(tok.part, part)
-        v_store_head(&tok.decay, v_exp(v_set(g)), 1)
+        v_store_head(&tok.decay, v_and(v_set(1), whole) + part, 1)
         return
     pack_row(tok.part, row_of(sp, &args.g, head, t), args.g.nb[0], sp.job.S_k, sp.ld)
     for c from 0 <= c < sp.ld by VL:
-        decay = v_exp(v_load(tok.part + c))
         v_exp_whole_part(v_load(tok.part + c), &whole, &part)
+        decay = v_and(v_set(1), whole) + part
         v_store(tok.whole + c, whole)
         v_store(tok.part + c, part)
         v_store(tok.kd + c, decay * v_load(tok.k + c))

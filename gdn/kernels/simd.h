@@ -84,13 +84,37 @@ static inline void v_store_head(float *p, vf x, int64_t n)
     memcpy(p, lanes, (size_t)n * sizeof(float));
 }
 
+/* Sums of lanes four apart.  Unions halve vectors without memory. */
+typedef float v_quarter __attribute__((vector_size(16), may_alias));
+
+static inline v_quarter v_fold(vf x)
+{
+#if defined(__AVX512F__)
+    typedef float v_half __attribute__((vector_size(32), may_alias));
+    union { vf x; v_half half[2]; } u = {x};
+    union { v_half x; v_quarter half[2]; } w = {u.half[0] + u.half[1]};
+    return w.half[0] + w.half[1];
+#elif defined(__AVX2__)
+    union { vf x; v_quarter half[2]; } w = {x};
+    return w.half[0] + w.half[1];
+#else
+    return x;
+#endif
+}
+
 static inline float v_sum(vf x)
 {
-    float lanes[VL];
-    v_store(lanes, x);
-    for (int n = VL / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) lanes[i] += lanes[i + n];
-    return lanes[0];
+    v_quarter y = v_fold(x);
+    return (y[0] + y[2]) + (y[1] + y[3]);
+}
+
+/* The sums of the lanes of a and of b. */
+static inline void v_two_sums(vf a, vf b, float *sum_a, float *sum_b)
+{
+    v_quarter x = v_fold(a), y = v_fold(b);
+    v_quarter xy = (v_quarter){x[0], y[0], x[1], y[1]} + (v_quarter){x[2], y[2], x[3], y[3]};
+    *sum_a = xy[0] + xy[2];
+    *sum_b = xy[1] + xy[3];
 }
 
 static inline vf v_sqrt(vf x)
@@ -255,32 +279,6 @@ static inline vf v_sums(vf x[VL])
         for (int i = 0; i < n; i++)
             x[i] = v_interleave_lo(x[i], x[i + n]) + v_interleave_hi(x[i], x[i + n]);
     return x[0];
-}
-
-/* The sums of the lanes of a and of b.  Unions halve vectors without memory. */
-typedef float v_quarter __attribute__((vector_size(16), may_alias));
-
-static inline v_quarter v_fold(vf x)
-{
-#if defined(__AVX512F__)
-    typedef float v_half __attribute__((vector_size(32), may_alias));
-    union { vf x; v_half half[2]; } u = {x};
-    union { v_half x; v_quarter half[2]; } w = {u.half[0] + u.half[1]};
-    return w.half[0] + w.half[1];
-#elif defined(__AVX2__)
-    union { vf x; v_quarter half[2]; } w = {x};
-    return w.half[0] + w.half[1];
-#else
-    return x;
-#endif
-}
-
-static inline void v_two_sums(vf a, vf b, float *sum_a, float *sum_b)
-{
-    v_quarter x = v_fold(a), y = v_fold(b);
-    v_quarter xy = (v_quarter){x[0], y[0], x[1], y[1]} + (v_quarter){x[2], y[2], x[3], y[3]};
-    *sum_a = xy[0] + xy[2];
-    *sum_b = xy[1] + xy[3];
 }
 
 /* n floats at p, towards the second-level cache; any address is harmless. */
