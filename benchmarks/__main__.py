@@ -15,8 +15,8 @@ from pathlib import Path
 
 os.environ.update(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
-from benchmarks import machine, peers, plots, targets  # noqa: E402
-from benchmarks.rows import ROWS  # noqa: E402
+from benchmarks import machine, peers, plots, targets
+from benchmarks.rows import ROWS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -5,7 +5,6 @@ the level and the CPU.  A combination that a peer does not compute (ik: KDA and 
 S_k != S_v) is no case; a peer that is not installed is a skipped case that says so, under CI a failed one.
 """
 
-import os
 import time
 
 import pytest
@@ -37,15 +36,6 @@ def cases(*implementations):
             for shape in SHAPES.values() for name in implementations if computes(name, shape) for n_threads in THREADS]
 
 
-def present(name, make, *args):
-    try:
-        return make(*args)
-    except ImportError as missing:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"{name} is absent: {missing}")
-
-
 def timed(benchmark, call, **info):
     """As many rounds as fit in TIME, three at least."""
     call()
@@ -61,7 +51,7 @@ def timed(benchmark, call, **info):
 def delta_call(name, shape, n_tokens, n_threads):
     """A checked call of one token or many."""
     data = inputs(shape, n_tokens)
-    call, out, state = present(name, getattr(peers, {"onnxruntime": "ort"}.get(name, name) + "_delta"), shape, data,
+    call, out, state = peers.present(name, getattr(peers, {"onnxruntime": "ort"}.get(name, name) + "_delta"), shape, data,
                                n_threads)
     call()
     check_result(shape, data, out, state, "tiled" if name == "ggml" else "interleaved", PEER_BOUND)
@@ -95,7 +85,7 @@ def test_decode(benchmark, shape, name, n_threads):
             timed(benchmark, call, level=name[4:], **info)
         return
     data, states = inputs(shape, 1), ours.layer_states(shape)
-    call, out, _ = present(name, getattr(peers, f"{name}_decode"), shape, data, states, n_threads)
+    call, out, _ = peers.present(name, getattr(peers, f"{name}_decode"), shape, data, states, n_threads)
     call()
     check_result(shape, (*data[:5], states[-1]), out, None, "tiled" if name == "ggml" else "interleaved", PEER_BOUND)
     timed(benchmark, call, **info)
@@ -113,7 +103,7 @@ def test_conv(benchmark, name, n_threads):
         call = ours.conv(x, weight, state, n_threads=n_threads)
     else:
         arguments = (x, weight, state) if name == "ggml" else (x, weight, state, int(name.endswith("last")))
-        call, out, new = present(name, peers.ggml_conv if name == "ggml" else peers.ort_conv, *arguments, n_threads)
+        call, out, new = peers.present(name, peers.ggml_conv if name == "ggml" else peers.ort_conv, *arguments, n_threads)
         call()
         check_conv(x, weight, state, out, new)
     timed(benchmark, call, gb_per_s=moved, bytes=moved, n_threads=n_threads)

@@ -4,8 +4,10 @@ Whatever a peer needs its inputs to look like is prepared outside the call, so t
 """
 
 import importlib.metadata
+import os
 
 import numpy as np
+import pytest
 
 WHEELS = {"ggml": "libggml-python", "ik": "ik-llama-cpp-python", "onnxruntime": "onnxruntime", "torch": "torch",
           "transformers": "transformers"}
@@ -20,6 +22,16 @@ def versions():
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def present(name, make, *args):
+    """make(*args); where the peer is not installed a skipped case that says so, under CI a failed one."""
+    try:
+        return make(*args)
+    except ImportError as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"{name} is absent: {missing}")
 
 
 def arena(arrays, more=0):

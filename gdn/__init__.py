@@ -1,8 +1,8 @@
 """Gated DeltaNet and Kimi Delta Attention on the CPU."""
 
-from gdn import reference  # noqa: F401
-from gdn._config import get_include, show_config  # noqa: F401
-from gdn._core import (  # noqa: F401
+from gdn import reference
+from gdn._config import get_include, show_config
+from gdn._core import (
     capi,
     causal_conv1d,
     causal_conv1d_inplace,
@@ -15,8 +15,8 @@ from gdn._core import (  # noqa: F401
     set_num_threads,
     solve_tri,
 )
-from gdn._tensor import Tensor  # noqa: F401
-from gdn._version import __version__  # noqa: F401
-from gdn.batch import Batch  # noqa: F401
-from gdn.layer import GatedDeltaNet, KimiDeltaAttention  # noqa: F401
-from gdn.ring import RingFullError, StateLostError, StateRing  # noqa: F401
+from gdn._tensor import Tensor
+from gdn._version import __version__
+from gdn.batch import Batch
+from gdn.layer import GatedDeltaNet, KimiDeltaAttention
+from gdn.ring import RingFullError, StateLostError, StateRing

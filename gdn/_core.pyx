@@ -18,6 +18,7 @@ from gdn.kernels.level cimport *
 
 cnp.import_array()
 
+include "door/span.pxi"
 include "door/errors.pxi"
 include "door/engine.pxi"
 include "door/build.pxi"

@@ -24,14 +24,6 @@ cdef extern from "Python.h":
 cdef extern from "numpy/arrayobject.h":
     ndarray PyArray_New(PyTypeObject *, int, const int64_t *, int, const int64_t *, void *, int, int, PyObject *)
 
-cdef extern from *:
-    """
-    static inline int gdn_multiply(int64_t a, int64_t b, int64_t *c) { return __builtin_mul_overflow(a, b, c); }
-    static inline int gdn_add(int64_t a, int64_t b, int64_t *c) { return __builtin_add_overflow(a, b, c); }
-    """
-    bint multiply "gdn_multiply"(int64_t a, int64_t b, int64_t *c) nogil      # True on overflow
-    bint add "gdn_add"(int64_t a, int64_t b, int64_t *c) nogil
-
 import_array()
 
 cdef object shares_memory = numpy.shares_memory
@@ -49,6 +41,7 @@ cdef str type_name(int32_t type):
             return name
 
 
+include "door/span.pxi"
 include "door/memory.pxi"
 
 
@@ -57,22 +50,9 @@ include "door/memory.pxi"
 cdef int span(int n, const int64_t *ne, const int64_t *nb, int64_t size, str name, int64_t *low,
               int64_t *high) except -1:
     """Bytes before and behind the first element's address that the elements reach; both 0 without elements."""
-    cdef int64_t total = size, reach
-    cdef bint bad = False, empty = False
-    cdef int i
-    low[0], high[0] = 0, size
-    for i in range(n):
-        if ne[i] == 0:
-            empty = True
-            continue
-        bad |= multiply(total, ne[i], &total)
-        bad |= multiply(ne[i] - 1, nb[i], &reach)
-        bad |= add(low[0], reach, low) if reach < 0 else add(high[0], reach, high)
-    if bad:
+    if span_of(n, ne, nb, size, low, high):
         raise ValueError(f"{name} spans more than 2^63 bytes: extents {[ne[i] for i in range(n)]}, "
                          f"byte strides {[nb[i] for i in range(n)]}")
-    if empty:
-        low[0] = high[0] = 0
     return 0
 
 

@@ -26,6 +26,12 @@ def _float32(name, x):
     return x
 
 
+def _finite(name, x):
+    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)) or not np.isfinite(x):
+        raise ValueError(f"{name} must be a finite number, got {x!r}")
+    return float(x)
+
+
 class _Layer:
     """What both kinds share: weights in one flat form, the steps, the trace."""
 
@@ -81,23 +87,17 @@ class _Layer:
             setattr(self, name, config[name])
         if self.H_v % self.H_k:
             raise ValueError(f"config: H_v = {self.H_v} is no multiple of H_k = {self.H_k}")
-        self.norm_eps, self.l2_eps = self._number(config, "norm_eps"), self._number(config, "l2_eps")
+        self.norm_eps, self.l2_eps = _finite("config: norm_eps", config["norm_eps"]), _finite("config: l2_eps", config["l2_eps"])
         if self.norm_eps < 0 or self.l2_eps < 0:
             raise ValueError(f"config: norm_eps and l2_eps must not be negative, got {self.norm_eps} and {self.l2_eps}")
-        self.beta_factor = self._number(config, "beta_factor")
-        self.lower_bound = None if config.get("lower_bound") is None else self._number(config, "lower_bound")
+        self.beta_factor = _finite("config: beta_factor", config["beta_factor"])
+        lower_bound = config.get("lower_bound")
+        self.lower_bound = None if lower_bound is None else _finite("config: lower_bound", lower_bound)
         self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
-        self.C = 2 * self.key_size + self.value_size
+        self.C = forms.rows(config)["qkv"]
         # What `StateRing.create` needs to know of the layer.
         self.extents = {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
                         "conv_width": self.width}
-
-    @staticmethod
-    def _number(config, name):
-        value = config[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or not np.isfinite(value):
-            raise ValueError(f"config: {name} must be a finite number, got {value!r}")
-        return float(value)
 
     def _check_weights(self, weights):
         shapes = {"qkv": (self.C, self.n_embd), "b": (self.H_v, self.n_embd), "conv": (self.C, self.width),
@@ -133,12 +133,11 @@ class _Layer:
             n_out, n_in = shapes[slot]
             for A, B, scale in pairs:
                 A, B = (np.ascontiguousarray(_float32(f"lora: {name}", x)) for x in (A, B))
-                if not np.isfinite(scale):
-                    raise ValueError(f"lora: {name} has scale {scale!r}, expected a finite number")
+                scale = np.float32(_finite(f"lora: the scale of {name}", scale))
                 if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
                     raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {n_in}) "
                                      f"and ({n_out}, r)")
-                for flat, part in forms.spread(slot, B * np.float32(scale), config).items():
+                for flat, part in forms.spread(slot, B * scale, config).items():
                     checked.setdefault(flat, []).append((A, part))
         return checked
 
@@ -156,12 +155,10 @@ class _Layer:
                   (n, H_v, S_v), linear_attn_out (n, n_embd)
 
         Padding never changes a bit of anything.  ValueError: shapes that do not fit, a step that is over or of
-        another batch; TypeError: x is not float32; IndexError: no such layer.
+        another batch; TypeError: x is not float32, or batch, step or trace something else; IndexError: no such layer.
         """
-        self._check_call(x, batch, step)
+        self._check_call(x, batch, step, trace)
         ssm, conv = step.ring.ssm(il), step.ring.conv(il)
-        if not isinstance(trace, (dict, type(None))):
-            raise TypeError(f"trace must be a dict, got {type(trace).__name__}")
         see = None if trace is None else _Trace(trace, batch)
         x = batch.gather(x)
         n = len(x)
@@ -195,11 +192,13 @@ class _Layer:
             self._spare = {n: t}
         return batch.scatter(y)
 
-    def _check_call(self, x, batch, step):
+    def _check_call(self, x, batch, step, trace):
         _float32("x", x)
         if not isinstance(batch, Batch) or not isinstance(step, Step):
             raise TypeError(f"batch and step must be a gdn.Batch and what ring.begin(batch) gave, got "
                             f"{type(batch).__name__} and {type(step).__name__}")
+        if not isinstance(trace, (dict, type(None))):
+            raise TypeError(f"trace must be a dict, got {type(trace).__name__}")
         if x.shape != (batch.n_tokens, self.n_embd):
             raise ValueError(f"x has shape {x.shape}, expected ({batch.n_tokens}, {self.n_embd}): "
                              f"the batch's tokens, n_embd")

@@ -280,6 +280,21 @@ def test_null_arguments(rng, api):
     assert api.gated_delta_net_scratch_size(byref(CCall(case(rng)).a), None) == NULL
 
 
+def test_negative_threads_everywhere(rng, api):
+    x, weight, A = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4), (4,), (3,)))
+    out = Carved(shape=x.shape)
+    t, w, a, a_t, o = (byref(tensor(y)) for y in (x, weight, A, np.eye(3, dtype=np.float32), out.array))
+    before = out.words.copy()
+    calls = {"l2_norm": (t, c_float(1e-6), c_int32(0), o), "rms_norm_gated": (t, t, w, c_float(1e-6), c_int32(1), o),
+             "decay_gate": (t, a, t, None, o), "solve_tri": (a_t, t, c_int32(1), c_int32(0), o)}
+    for name, arguments in calls.items():
+        function = ctypes.CFUNCTYPE(c_int32)(getattr(api, name))
+        assert function(*arguments, c_int32(-1)) == VALUE, name
+        assert np.array_equal(out.words, before), name
+        assert function(*arguments, c_int32(1)) == OK, name
+        before = out.words.copy()
+
+
 def test_scratch_too_small(rng, api):
     c = case(rng, 2, 20)
     for slack, scratch in ((-1, True), (0, False)):

@@ -1,63 +1,35 @@
-"""Layers read from GGUF files: the tiny models against transformers' weights and outputs, every stored form and type,
-and files that are damaged or hostile."""
+"""Layers read from GGUF files: the tiny models against transformers' weights and outputs, every stored form and type."""
 
-import struct
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
-from gguf import GGUFWriter
-from gguf.quants import quantize
+from gguf_tools import (
+    FORMS,
+    GDN_KEYS,
+    H_K,
+    H_V,
+    INNER,
+    KDA_KEYS,
+    KIMI,
+    KIMI_META,
+    META,
+    RANK,
+    S_K,
+    S_V,
+    C,
+    E,
+    H,
+    S,
+    random_tensors,
+    write,
+)
 from helpers import DATA, assert_close
 
 from gdn import reference
 from gdn.adapters.gguf import describe, inspect, read_layer
-
-GDN_KEYS = {"qkv", "z", "b", "a", "conv", "A", "dt_bias", "norm", "out"}
-KDA_KEYS = {"qkv", "b", "conv", "A", "dt_bias", "norm", "out", "f_a", "f_b", "g_a", "g_b"}
-E, H_K, H_V, S_K, S_V, WIDTH = 32, 2, 6, 8, 16, 3
-C, INNER = 2 * H_K * S_K + H_V * S_V, H_V * S_V
-SHAPES = {"ssm_a": (H_V,), "ssm_dt.bias": (H_V,), "ssm_conv1d.weight": (C, WIDTH), "ssm_norm.weight": (S_V,),
-          "ssm_out.weight": (E, INNER), "attn_qkv.weight": (C, E), "attn_gate.weight": (INNER, E)}
-FORMS = {"qwen3next": SHAPES | {"ssm_ba.weight": (2 * H_V, E)},
-         "qwen35": SHAPES | {"ssm_beta.weight": (H_V, E), "ssm_alpha.weight": (H_V, E)}}
-META = {"block_count": 2, "embedding_length": E, "ssm.conv_kernel": WIDTH, "ssm.state_size": S_K,
-        "ssm.group_count": H_K, "ssm.time_step_rank": H_V, "ssm.inner_size": INNER,
-        "attention.layer_norm_rms_epsilon": 1e-5}
-H, S, RANK = 3, 16, 4
-KIMI = {"ssm_a": (1, H, 1), "ssm_dt.bias": (H * S,), "ssm_norm.weight": (S,), "attn_output.weight": (E, H * S),
-        "ssm_beta.weight": (H, E)}
-KIMI |= {f"attn_{x}.weight": (H * S, E) for x in "qkv"} | {f"ssm_conv1d_{x}.weight": (H * S, 1, 4) for x in "qkv"}
-KIMI |= {f"ssm_{x}_a.weight": (RANK, E) for x in "fg"} | {f"ssm_{x}_b.weight": (H * S, RANK) for x in "fg"}
-KIMI_META = {"block_count": 2, "embedding_length": E, "ssm.conv_kernel": 4, "kda.head_dim": S,
-             "attention.head_count": H, "attention.layer_norm_rms_epsilon": 1e-5}
-
-
-def random_tensors(shapes, rng):
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def write(path, arch, meta, tensors, il=1, types=None):
-    """A GGUF file of one block; `tensors` without the block's prefix, `types` by tensor name."""
-    writer = GGUFWriter(path, arch)
-    for key, value in meta.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
-        add[type(value)](key if "." in key and key.split(".")[0] in ("general", "split") else f"{arch}.{key}", value)
-    for name, data in tensors.items():
-        qtype = (types or {}).get(name)
-        writer.add_tensor(f"blk.{il}.{name}", data if qtype is None else data_of(data, qtype), raw_dtype=qtype)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def data_of(data, qtype):
-    return data if data.dtype == np.uint8 else quantize(data, qtype)
 
 
 def npz(name):
@@ -324,126 +296,6 @@ def test_other_architectures_and_parts(tmp_path, rng):
         describe(write(tmp_path / "x.gguf", "qwen35", META | {"split.count": 3}, tensors))
     assert "no linear-attention layers" in inspect(write(tmp_path / "x.gguf", "qwen35", META, {}))
 
-
-# Damaged and hostile files
-
-def outcome(path, il=1):
-    """Whether the file reads; any error other than ValueError fails the test that asks."""
-    try:
-        describe(path)
-        read_layer(path, il)
-    except ValueError as error:
-        assert str(path) in str(error)
-        return False
-    return True
-
-
-@pytest.fixture
-def whole(tmp_path, rng):
-    """A small whole file's bytes, the end of its header, and a path to put damaged copies in."""
-    path = write(tmp_path / "whole.gguf", "qwen35", META | {"tokens": ["a", "bc"], "numbers": [1, 2, 3]},
-                 random_tensors(FORMS["qwen35"], rng))
-    data = path.read_bytes()
-    assert outcome(path)
-    header = data.rindex(b"blk.1.") + 80
-    return data, header, tmp_path / "damaged.gguf"
-
-
-def test_no_gguf_at_all(tmp_path):
-    path = tmp_path / "x.gguf"
-    with pytest.raises(FileNotFoundError):
-        read_layer(path, 0)
-    for data in (b"", b"G", b"GGUF", bytes(4096), b"GGUF" + bytes(4096), b"\xff" * 4096, b"GGUF" + b"\xff" * 4096):
-        path.write_bytes(data)
-        assert not outcome(path), data[:8]
-    path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
-    with pytest.raises(ValueError, match="big-endian"):
-        describe(path)
-    with pytest.raises(ValueError, match="not a regular file"):
-        describe(tmp_path)
-
-
-def test_truncated_anywhere(whole):
-    data, header, path = whole
-    for n in [*range(0, header, 7), *range(header, len(data), 997), len(data) - 1]:
-        path.write_bytes(data[:n])
-        assert not outcome(path), f"read although cut to {n} of {len(data)} bytes"
-
-
-def test_flipped_bytes_in_the_header(whole, rng):
-    data, header, path = whole
-    tracemalloc.start()
-    refused = 0
-    for position in rng.integers(0, header, 400):
-        damaged = bytearray(data)
-        damaged[position] ^= int(rng.integers(1, 256))
-        path.write_bytes(damaged)
-        refused += not outcome(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert refused > 100
-    assert peak < 16 * len(data) + (8 << 20), f"{peak} bytes allocated for a file of {len(data)}"
-
-
-def key_value(key, type, value):
-    return struct.pack("<Q", len(key)) + key + struct.pack("<I", type) + value
-
-
-def tensor_info(name, ne, type=0, offset=0):
-    return struct.pack("<Q", len(name)) + name + struct.pack(f"<I{len(ne)}QIQ", len(ne), *ne, type, offset)
-
-
-HUGE = (1 << 64) - 1
-HOSTILE = {
-    "pairs": struct.pack("<QQ", 0, HUGE), "tensors": struct.pack("<QQ", HUGE, 0),
-    "pairs that fit no file": struct.pack("<QQ", 0, 1 << 19) + bytes(1 << 16),
-    "key length": struct.pack("<QQQ", 0, 1, HUGE), "empty key": struct.pack("<QQ", 0, 1) + key_value(b"", 0, b"\0"),
-    "key bytes": struct.pack("<QQ", 0, 1) + key_value(b"\xff\xfe", 0, b"\0"),
-    "string length": struct.pack("<QQ", 0, 1) + key_value(b"k", 8, struct.pack("<Q", HUGE)),
-    "value type": struct.pack("<QQ", 0, 1) + key_value(b"k", 77, bytes(64)),
-    "same key": struct.pack("<QQ", 0, 2) + key_value(b"k", 0, b"\0") * 2,
-    "array length": struct.pack("<QQ", 0, 1) + key_value(b"k", 9, struct.pack("<IQ", 0, HUGE)),
-    "array of doubles": struct.pack("<QQ", 0, 1) + key_value(b"k", 9, struct.pack("<IQ", 12, 1 << 61)),
-    "array of strings": struct.pack("<QQ", 0, 1) + key_value(b"k", 9, struct.pack("<IQ", 8, 1 << 40) + bytes(4096)),
-    "nested arrays": struct.pack("<QQ", 0, 1) + key_value(b"k", 9, struct.pack("<IQ", 9, 1) * 100000),
-    "alignment 0": struct.pack("<QQ", 0, 1) + key_value(b"general.alignment", 4, struct.pack("<I", 0)),
-    "alignment 33": struct.pack("<QQ", 0, 1) + key_value(b"general.alignment", 4, struct.pack("<I", 33)),
-    "alignment text": struct.pack("<QQ", 0, 1) + key_value(b"general.alignment", 8, struct.pack("<Q", 1) + b"8"),
-    "no axes": struct.pack("<QQ", 1, 0) + tensor_info(b"blk.0.ssm_a", ()),
-    "nine axes": struct.pack("<QQ", 1, 0) + tensor_info(b"blk.0.ssm_a", (1,) * 9),
-    "extents": struct.pack("<QQ", 1, 0) + tensor_info(b"blk.0.ssm_a", (HUGE,) * 4),
-    "extents that wrap to 0": struct.pack("<QQ", 1, 0) + tensor_info(b"blk.0.ssm_a", (1 << 32,) * 4),
-    "offset": struct.pack("<QQ", 1, 0) + tensor_info(b"blk.0.ssm_a", (1,), 0, HUGE - 31),
-    "odd offset": struct.pack("<QQ", 1, 0) + tensor_info(b"blk.0.ssm_a", (1,), 0, 3),
-    "same tensor": struct.pack("<QQ", 2, 0) + tensor_info(b"blk.0.ssm_a", (1,)) * 2,
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_header(tmp_path, what):
-    path = tmp_path / "x.gguf"
-    path.write_bytes(b"GGUF" + struct.pack("<I", 3) + HOSTILE[what] + bytes(4096))
-    tracemalloc.start()
-    with pytest.raises(ValueError) as caught:
-        describe(path)
-    assert "general.architecture" not in str(caught.value)      # refused for what is wrong, not for what is left out
-    assert not outcome(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 16 << 20
-
-
-def test_unknown_type_of_the_layers_own_tensor(whole):
-    data, _, path = whole
-    at = data.index(b"blk.1.attn_gate.weight") + len(b"blk.1.attn_gate.weight") + 4 + 2 * 8
-    for type in (4, 31, 1000, (1 << 32) - 1):
-        path.write_bytes(data[:at] + struct.pack("<I", type) + data[at + 4:])
-        with pytest.raises(ValueError, match=r"blk\.1\.attn_gate\.weight: type"):
-            read_layer(path, 1)
-        assert "unknown" in describe(path)[0]["types"]
-
-
-# The command
 
 def command(*args):
     return subprocess.run([sys.executable, "-m", "gdn", "inspect", *map(str, args)], capture_output=True, text=True)

@@ -368,6 +368,13 @@ def test_numbers_are_checked(case, name, value):
         type(case.layer)(weights, {**config, name: value})
 
 
+@pytest.mark.parametrize("name", ["norm_eps", "l2_eps"])
+def test_eps_is_not_negative(case, name):
+    weights, config = transformers.read_layer(case.weights, "", case.config)
+    with pytest.raises(ValueError, match="config: norm_eps and l2_eps must not be negative"):
+        type(case.layer)(weights, {**config, name: -1e-6})
+
+
 @pytest.mark.parametrize("weights", [None, 5, "x", []], ids=repr)
 def test_weights_are_a_mapping(case, weights):
     with pytest.raises(TypeError, match="weights must map names to tensors"):

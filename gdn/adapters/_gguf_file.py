@@ -110,14 +110,16 @@ class GGUFFile:
         type = self._number("<I", name)
         return TensorInfo(ne, type, self._number("<Q", name))
 
-    def _take(self, n, what):
+    def _require_bytes(self, n, what):
         if n > self.size - self.file.tell():
             raise self.error(f"truncated or damaged at byte {self.file.tell()} of {self.size}: {what} needs {n} bytes")
+
+    def _take(self, n, what):
+        self._require_bytes(n, what)
         return self.file.read(n)
 
     def _skip(self, n, what):
-        if n > self.size - self.file.tell():
-            raise self.error(f"truncated or damaged at byte {self.file.tell()} of {self.size}: {what} needs {n} bytes")
+        self._require_bytes(n, what)
         self.file.seek(n, os.SEEK_CUR)
 
     def _number(self, form, what):
@@ -179,7 +181,7 @@ class GGUFFile:
                 raise self.error(f"truncated or damaged: strings of {key}")
             at += 8 + length
         self.file.seek(at - len(piece), os.SEEK_CUR)
-        self._skip(0, key)
+        self._require_bytes(0, key)
 
     def require(self, name, ne):
         """TensorInfo of a tensor whose extents are ``ne``; axes of extent 1 may lie anywhere."""
@@ -208,6 +210,6 @@ class GGUFFile:
         data = np.frombuffer(bytearray(self._take(n_bytes, f"tensor {name}")), np.uint8)
         try:
             values = dequantize(data.reshape(-1, row_bytes), type)
-        except NotImplementedError as error:
+        except NotImplementedError as error:                   # the package's word for a type it cannot unpack
             raise self.error(f"tensor {name}: {error}") from None
         return np.ascontiguousarray(values, np.float32).reshape(tuple(ne)[::-1])

@@ -57,7 +57,7 @@ def describe(path):
             tensors = _tensors(file, il, config)
             types = {names.get(file.require(*tensor).type, "unknown") for tensor in tensors.values()}
             form = [name.split(".")[2] for key, (name, _) in tensors.items() if key in PROJECTIONS]
-            conv = 4 * _channels(config) * (config["width"] - 1)
+            conv = 4 * forms.rows(config)["qkv"] * (config["width"] - 1)
             ssm = 4 * config["H_v"] * config["S_k"] * config["S_v"]
             layers.append({"il": il, "arch": _arch(file), "form": " + ".join(form), "types": sorted(types), **config,
                            "conv_bytes": conv, "ssm_bytes": ssm, "state_bytes": conv + ssm})
@@ -145,14 +145,10 @@ def _kda_config(file):
             "lower_bound": bound or None}
 
 
-def _channels(config):
-    return 2 * config["H_k"] * config["S_k"] + config["H_v"] * config["S_v"]
-
-
 def _tensors(file, il, config):
     """Key to (tensor name, ne) of all that the layer needs, in whichever of its forms the file has; all checked."""
     E, H_v, width, S_v = config["n_embd"], config["H_v"], config["width"], config["S_v"]
-    C, inner = _channels(config), H_v * S_v
+    C, inner = forms.rows(config)["qkv"], H_v * S_v
     kda = config["kind"] == "kda"
 
     def has(name):

@@ -25,6 +25,7 @@ cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c, const ch
     job.n_slots = a.n_slots
     job.per_channel = a.g.ne[0] != 1
     job.tiled = a.head_map == GDN_HEAD_TILED
+    job.single_tokens = n_tokens * n_batch <= a.n_seqs
     job.scale = a.scale if a.flags & GDN_SCALE_GIVEN else 1 / sqrtf(<float>job.S_k)
     status = check_delta_options(a, job)
     if status == GDN_OK:
@@ -167,7 +168,7 @@ cdef void run_delta(delta_call *c, char *scratch) noexcept nogil:
     r.n_items = c.n_items
     r.claimed = 0
     # Long items are claimed one at a time; single tokens go to the same worker every time, whose cache has the state.
-    r.claim = 0 if c.job.args.q.ne[2] * c.job.args.q.ne[3] <= c.job.n_seqs else 1
+    r.claim = 0 if c.job.single_tokens else 1
     r.scratch = scratch + c.rows_bytes
     r.scratch_per_worker = c.worker_bytes
     r.flush = True

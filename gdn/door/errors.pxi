@@ -77,9 +77,7 @@ cdef gdn_status check_tensor(char *message, size_t size, const char *name, const
                              int64_t ne2, int64_t ne3, bint writable) noexcept nogil:
     """Type, extents, alignment of one tensor; nothing is dereferenced."""
     cdef int64_t want[4]
-    cdef int64_t room = INT64_MAX // 2       # bytes the axes may still span: addresses are computed in int64_t
-    cdef int64_t count = INT64_MAX // 8      # elements likewise
-    cdef int64_t step
+    cdef int64_t low, high
     cdef int i
     cdef bint empty = False
     want[:] = [ne0, ne1, ne2, ne3]
@@ -105,10 +103,8 @@ cdef gdn_status check_tensor(char *message, size_t size, const char *name, const
         if writable and t.ne[i] > 1 and t.nb[i] == 0:
             return fail(message, size, GDN_ERR_STRIDE, "%s is written, but an axis of extent %lld has stride 0", name,
                         t.ne[i])
-        step = max(-max(t.nb[i], -INT64_MAX), t.nb[i]) if t.ne[i] > 1 else 0
-        if (step > 0 and t.ne[i] - 1 > room // step) or t.ne[i] > count:
-            return fail(message, size, GDN_ERR_SHAPE, "%s: extent %lld at stride %lld spans more than memory", name, t.ne[i],
-                        t.nb[i])
-        room -= (t.ne[i] - 1) * step
-        count //= t.ne[i]
+    if span_of(4, t.ne, t.nb, sizeof(float), &low, &high):
+        return fail(message, size, GDN_ERR_SHAPE,
+                    "%s spans more than 2^63 bytes: extents [%lld, %lld, %lld, %lld], byte strides [%lld, %lld, %lld, %lld]",
+                    name, t.ne[3], t.ne[2], t.ne[1], t.ne[0], t.nb[3], t.nb[2], t.nb[1], t.nb[0])
     return GDN_OK

@@ -54,7 +54,7 @@ cdef inline void chunk_state(const operands *op, int64_t ld, int64_t state_rows,
         for m in range(MR):
             for j in range(nv):
                 s = v_load(S + (c + m) * NV * VL + j * VL)
-                acc[m * NV + j] = s * op.decay_hi[c + m] + s * op.decay_lo[c + m]
+                acc[m * NV + j] = v_and(s, v_set(op.whole[c + m])) + s * op.part[c + m]
         tile_mul(acc, op.k_out + c, 1, ld, X_end, op.n, nv)
         tile_store(acc, S + c * NV * VL, NV * VL, MR, nv)
 

@@ -17,8 +17,8 @@ cdef struct operands:
     float beta[PAIR_LD]
     float A[CHUNK_MAX * PAIR_LD]     # beta_i (k_i k_j Gamma_ij), defined for j < i
     float P[CHUNK_MAX * PAIR_LD]     # scale (q_i k_j Gamma_ij), defined for j <= i
-    float *decay_hi              # [ld] decay of the whole chunk per key, as hi + lo
-    float *decay_lo
+    float *whole                 # [ld] decay of the whole chunk per key, as whole + part (recurrent.pxi)
+    float *part
 
 
 cdef void prepare_scalar(operands *op, const float *g, const float *KK, const float *QK, float scale,
@@ -29,12 +29,12 @@ cdef void prepare_scalar(operands *op, const float *g, const float *KK, const fl
     cdef float after[PAIR_LD]
     cdef vf gamma[PAIR_NV]
     cdef double total = 0
-    cdef vf hi, lo
+    cdef vf whole, part
     cdef int64_t i, j
     for i in range(op.n):                                       # sums: no subtraction, so nothing cancels
         total += g[i]
         before[i] = <float>total
-    v_exp_hi_lo(v_set(<float>total), &hi, &lo)
+    v_exp_whole_part(v_set(<float>total), &whole, &part)
     total = 0
     for i in range(op.n - 1, -1, -1):
         after[i] = <float>total
@@ -46,8 +46,8 @@ cdef void prepare_scalar(operands *op, const float *g, const float *KK, const fl
         v_store(before + i, v_exp(v_load(before + i)))
         v_store(after + i, v_exp(v_load(after + i)))
     for i from 0 <= i < ld by VL:
-        v_store(op.decay_hi + i, hi)
-        v_store(op.decay_lo + i, lo)
+        v_store(op.whole + i, whole)
+        v_store(op.part + i, part)
     for j in range(PAIR_NV):
         gamma[j] = v_set(0)
     for i in range(op.n):
@@ -71,7 +71,7 @@ cdef void prepare_channels(operands *op, const channel_rows *rows, const float *
                            int64_t ld) noexcept nogil:
     """Per-channel gate.  rows.a holds g [n][ld] on entry and exp(g) on return; q, k [n][ld]."""
     cdef int64_t c, i, at_i
-    cdef vf e, total, g, hi, lo
+    cdef vf e, total, g, whole, part
     for c from 0 <= c < ld by VL:
         e = v_set(1)
         total = v_set(0)
@@ -84,9 +84,9 @@ cdef void prepare_channels(operands *op, const channel_rows *rows, const float *
             e = e * g
             v_store(rows.k_in + at_i, e * v_load(k + at_i))
             v_store(rows.q_in + at_i, e * v_load(q + at_i))
-        v_exp_hi_lo(total, &hi, &lo)
-        v_store(op.decay_hi + c, hi)
-        v_store(op.decay_lo + c, lo)
+        v_exp_whole_part(total, &whole, &part)
+        v_store(op.whole + c, whole)
+        v_store(op.part + c, part)
         e = v_set(1)
         for i in range(op.n - 1, -1, -1):
             at_i = i * ld + c

@@ -28,7 +28,7 @@ cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
         job.chunked_from = CHUNKED_FROM
     job.part_unit = NV * VL
     # Packing a key is shared by its value heads, but of single tokens it costs less than leaving their order in memory.
-    job.n_groups = job.H_v if job.args.q.ne[2] * job.args.q.ne[3] <= job.n_seqs else job.H_k
+    job.n_groups = job.H_v if job.single_tokens else job.H_k
 
 
 cdef void delta_item(const void *job, int64_t item, void *scratch) noexcept nogil:
@@ -60,8 +60,8 @@ cdef void run_chunked(space *sp, int64_t n_tokens) noexcept nogil:
     cdef operands op
     cdef int64_t t0, m
     op.chunk = sp.job.chunk
-    op.decay_hi = sp.decay_hi
-    op.decay_lo = sp.decay_lo
+    op.whole = sp.whole
+    op.part = sp.part
     for t0 from 0 <= t0 < n_tokens by sp.job.chunk:
         op.n = min(sp.job.chunk, n_tokens - t0)
         load_keys(sp, t0, op.n)
@@ -153,15 +153,13 @@ cdef void prepare_token(space *sp, int64_t i, int64_t head, int64_t t, float bet
     tok.kq = dot(tok.k, q, sp.ld)
     pack_row(tok.v, row_of(sp, &args.v, head, t) + sp.column * args.v.nb[0], args.v.nb[0], sp.n_columns, sp.columns_ld)
     if not sp.job.per_channel:
-        v_exp_whole_part(v_set(g), &whole, &part)
+        v_store_head(&tok.decay, v_exp_whole_part(v_set(g), &whole, &part), 1)
         v_store(tok.whole, whole)
         v_store(tok.part, part)
-        v_store_head(&tok.decay, v_and(v_set(1), whole) + part, 1)
         return
     pack_row(tok.part, row_of(sp, &args.g, head, t), args.g.nb[0], sp.job.S_k, sp.ld)
     for c from 0 <= c < sp.ld by VL:
-        v_exp_whole_part(v_load(tok.part + c), &whole, &part)
-        decay = v_and(v_set(1), whole) + part
+        decay = v_exp_whole_part(v_load(tok.part + c), &whole, &part)
         v_store(tok.whole + c, whole)
         v_store(tok.part + c, part)
         v_store(tok.kd + c, decay * v_load(tok.k + c))

@@ -24,8 +24,8 @@ cdef struct space:               # a worker's scratch, and the item it works on
     float *k_transposed
     float *KK                                # [PAIR_LD][PAIR_LD]
     float *QK
-    float *decay_hi
-    float *decay_lo
+    float *whole                             # [ld]
+    float *part
     float *v                                 # [PAIR_LD][columns_ld]
     float *out
     float *X                                 # [PAIR_LD][NV * VL]
@@ -46,8 +46,8 @@ cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept 
     sp.state_size = sp.state_rows * sp.columns_ld
     sp.q = carve(&at, PAIR_LD * sp.ld)
     sp.k = carve(&at, PAIR_LD * sp.ld)
-    sp.decay_hi = carve(&at, sp.ld)
-    sp.decay_lo = carve(&at, sp.ld)
+    sp.whole = carve(&at, sp.ld)
+    sp.part = carve(&at, sp.ld)
     if job.per_channel:
         sp.rows.a = carve(&at, PAIR_LD * sp.ld)
         sp.rows.k_in = carve(&at, PAIR_LD * sp.ld)

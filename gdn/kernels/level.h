@@ -14,6 +14,7 @@ typedef struct gdn_delta_job {
     int64_t H_k, H_v, S_k, S_v, n_seqs, n_slots;
     int     per_channel;              /* g per key channel (KDA) */
     int     tiled;                    /* head map */
+    int     single_tokens;            /* at most one token a sequence on average */
     float   scale;
     int64_t chunked_from;             /* sequences of at least this many tokens run chunked */
     int64_t chunk;                    /* tokens a chunk */

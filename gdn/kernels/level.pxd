@@ -9,7 +9,7 @@ cdef extern from "level.h" nogil:
         const gdn_delta_net_args *args
         int64_t H_k, H_v, S_k, S_v, n_seqs, n_slots
         int per_channel
-        int tiled
+        int tiled, single_tokens
         float scale
         int64_t chunked_from, chunk
         int64_t part_unit, n_groups

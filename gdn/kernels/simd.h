@@ -154,45 +154,33 @@ static inline vf v_exp_core(vf x, float low, float high, vi *n)
 
 static inline vf v_power_of_2(vi n) { return (vf)((n + 127) << 23); }      /* -126 <= n <= 127 */
 
-/* exp(x) - 1 reduced as above and the two factors whose product is 2^n (two, so that results below 2^-126 and at
- * 2^128 are reached by multiplying, with gradual underflow unless the mode flushes). */
-static inline vf v_exp_parts(vf x, vf *scale1, vf *scale2)
+/* x 2^n in two factors, so that results below 2^-126 and at 2^128 are reached by multiplying, with gradual underflow
+ * unless the mode flushes. */
+static inline vf v_times_power_of_2(vf x, vi n)
 {
-    vi n, half;
-    vf p = v_exp_core(x, -150.0f, 150.0f, &n);
-    half = n >> 1;
-    *scale1 = v_power_of_2(half);
-    *scale2 = v_power_of_2(n - half);
-    return p;
+    vi half = n >> 1;
+    return x * v_power_of_2(half) * v_power_of_2(n - half);
 }
 
 /* exp(x), relative error below 2e-7; exp(-inf) = 0, NaN stays NaN. */
 static inline vf v_exp(vf x)
 {
-    vf s1, s2, p = v_exp_parts(x, &s1, &s2);
-    return (1.0f + p) * s1 * s2;
+    vi n;
+    vf p = v_exp_core(x, -150.0f, 150.0f, &n);
+    return v_times_power_of_2(1.0f + p, n);
 }
 
-/* exp(x) as whole + part: whole is 1, as a mask of all bits, and part exp(x) - 1 where exp(x) is near or above one
- * half; else whole is 0 and part exp(x). */
-static inline void v_exp_whole_part(vf x, vf *whole, vf *part)
+/* exp(x), and the same as whole + part: whole is 1, as a mask of all bits, and part exp(x) - 1 where exp(x) is near or
+ * above one half; else whole is 0 and part exp(x).  For slow decays (x near 0) the pair is exact to about 1e-7 * |x|, so
+ * that a factor applied thousands of times does not drift. */
+static inline vf v_exp_whole_part(vf x, vf *whole, vf *part)
 {
-    vi n, half;
+    vi n;
     vf p = v_exp_core(x, -150.0f, 150.0f, &n);
-    half = n >> 1;
     vi near_1 = (n == 0) | (n == -1);
     *whole = (vf)near_1;
-    *part = v_select(near_1, v_select(n == 0, p, 0.5f * p - 0.5f), (1.0f + p) * v_power_of_2(half) * v_power_of_2(n - half));
-}
-
-/* exp(x) as hi + lo, lo being what rounding 1 + p to float loses: for slow decays (x near 0) the pair
- * is exact to about 1e-7 * |x|, so that a factor applied thousands of times does not drift. */
-static inline void v_exp_hi_lo(vf x, vf *hi, vf *lo)
-{
-    vf s1, s2, p = v_exp_parts(x, &s1, &s2);
-    vf one_p = 1.0f + p;
-    *hi = one_p * s1 * s2;
-    *lo = (p - (one_p - 1.0f)) * s1 * s2;
+    *part = v_select(near_1, v_select(n == 0, p, 0.5f * p - 0.5f), v_times_power_of_2(1.0f + p, n));
+    return v_and(v_set(1.0f), *whole) + *part;
 }
 
 /* a / (1 + exp(-x)).  Half of a large 2^n divides the numerator instead: exp(-x) overflows below -88.7, while
