@@ -21,6 +21,13 @@ cdef struct operands:
     float *part
 
 
+cdef inline void exp_row(float *y, const float *x) noexcept nogil:
+    """y = exp(x), PAIR_LD floats; y may be x."""
+    cdef int64_t i
+    for i from 0 <= i < PAIR_LD by VL:
+        v_store(y + i, v_exp(v_load(x + i)))
+
+
 cdef void prepare_scalar(operands *op, const float *g, const float *KK, const float *QK, float scale,
                          int64_t ld) noexcept nogil:
     """Scalar gate.  g [PAIR_LD], zero behind n; KK, QK [n][PAIR_LD] the products K K^T, Q K^T (j <= i)."""
@@ -41,10 +48,9 @@ cdef void prepare_scalar(operands *op, const float *g, const float *KK, const fl
         total += g[i]
     for i in range(op.n, PAIR_LD):
         before[i] = after[i] = 0
-    for i from 0 <= i < PAIR_LD by VL:
-        v_store(a + i, v_exp(v_load(g + i)))
-        v_store(before + i, v_exp(v_load(before + i)))
-        v_store(after + i, v_exp(v_load(after + i)))
+    exp_row(a, g)
+    exp_row(before, before)
+    exp_row(after, after)
     for i from 0 <= i < ld by VL:
         v_store(op.whole + i, whole)
         v_store(op.part + i, part)

@@ -149,7 +149,7 @@ static inline vf v_exp_core(vf x, float low, float high, vi *n)
     p = p * r + 1.0f / 24;
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
-    return p * (r * r) + r;
+    return p * r * r + r;
 }
 
 static inline vf v_power_of_2(vi n) { return (vf)((n + 127) << 23); }      /* -126 <= n <= 127 */
