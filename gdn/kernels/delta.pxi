@@ -94,8 +94,8 @@ cdef void chunk_head(space *sp, const operands *op, int64_t m, int64_t t0) noexc
     cdef const gdn_tensor *out = &sp.job.args.out
     cdef int64_t head = value_head(sp, m), i, j
     cdef bint whole = sp.n_columns % VL == 0
-    cdef char *v_0 = row_of(sp, v, head, t0) + sp.column * v.nb[0]
-    cdef char *out_0 = row_of(sp, out, head, t0) + sp.column * out.nb[0]
+    cdef char *v_0 = columns_of(sp, v, head, t0)
+    cdef char *out_0 = columns_of(sp, out, head, t0)
     cdef bint direct_v = whole and v.nb[0] == 4, direct_out = whole and out.nb[0] == 4
     cdef const float *v_rows = <const float *>v_0 if direct_v else sp.v
     cdef float *out_rows = <float *>out_0 if direct_out else sp.out
@@ -125,6 +125,7 @@ cdef void run_recurrent(space *sp, int64_t t_first, int order) noexcept nogil:
     cdef float beta[PAIR_LD]
     cdef float g[PAIR_LD]
     cdef int64_t t0, n, m, i, head
+    cdef char *out_i
     for t0 from t_first <= t0 < sp.n_tokens by TOKENS:
         n = min(<int64_t>TOKENS, sp.n_tokens - t0)
         load_keys(sp, t0, n)
@@ -133,13 +134,15 @@ cdef void run_recurrent(space *sp, int64_t t_first, int order) noexcept nogil:
             load_scalars(sp, beta, g, head, t0, n)
             for i in range(n):
                 prepare_token(sp, i, head, t0 + i, beta[i], g[i])
+                place_columns(sp, i, head, t0 + i, order != PANELS)
             if order == PANELS:
                 steps_in_panels(sp, m, t0, n)
             else:
                 steps_in_place(sp, m, t0, n, order)
             for i in range(n):
-                unpack_row(row_of(sp, out, head, t0 + i) + sp.column * out.nb[0], out.nb[0], sp.tokens[i].out,
-                           sp.n_columns)
+                out_i = columns_of(sp, out, head, t0 + i)
+                if <char *>sp.tokens[i].out != out_i:
+                    unpack_row(out_i, out.nb[0], sp.tokens[i].out, sp.n_columns)
 
 
 cdef void prepare_token(space *sp, int64_t i, int64_t head, int64_t t, float beta, float g) noexcept nogil:
@@ -148,15 +151,17 @@ cdef void prepare_token(space *sp, int64_t i, int64_t head, int64_t t, float bet
     cdef token *tok = &sp.tokens[i]
     cdef const float *q = sp.q + i * sp.ld
     cdef vf whole, part, decay
+    cdef float one
     cdef int64_t c
     tok.beta = beta
     tok.kq = dot(tok.k, q, sp.ld)
-    pack_row(tok.v, row_of(sp, &args.v, head, t) + sp.column * args.v.nb[0], args.v.nb[0], sp.n_columns, sp.columns_ld)
     if not sp.job.per_channel:
         v_store_head(&tok.decay, v_exp_whole_part(v_set(g), &whole, &part), 1)
-        v_store(tok.whole, whole)
+        v_store_head(&one, v_and(v_set(1), whole), 1)
+        tok.gate = SLOW if one == 1 else FAST
         v_store(tok.part, part)
         return
+    tok.gate = PER_CHANNEL
     pack_row(tok.part, row_of(sp, &args.g, head, t), args.g.nb[0], sp.job.S_k, sp.ld)
     for c from 0 <= c < sp.ld by VL:
         decay = v_exp_whole_part(v_load(tok.part + c), &whole, &part)
@@ -164,6 +169,22 @@ cdef void prepare_token(space *sp, int64_t i, int64_t head, int64_t t, float bet
         v_store(tok.part + c, part)
         v_store(tok.kd + c, decay * v_load(tok.k + c))
         v_store(tok.qd + c, decay * v_load(q + c))
+
+
+cdef inline void place_columns(space *sp, int64_t i, int64_t head, int64_t t, bint direct) noexcept nogil:
+    """Token i's v and out: where they lie if they are contiguous and a step reads no column past the last (direct), else
+    in scratch."""
+    cdef const gdn_tensor *v = &sp.job.args.v
+    cdef const gdn_tensor *out = &sp.job.args.out
+    cdef token *tok = &sp.tokens[i]
+    tok.v = sp.v + i * sp.columns_ld
+    tok.out = sp.out + i * sp.columns_ld
+    if direct and v.nb[0] == 4:
+        tok.v = <float *>columns_of(sp, v, head, t)
+    else:
+        pack_row(tok.v, columns_of(sp, v, head, t), v.nb[0], sp.n_columns, sp.columns_ld)
+    if direct and out.nb[0] == 4:
+        tok.out = <float *>columns_of(sp, out, head, t)
 
 
 cdef void steps_in_place(space *sp, int64_t m, int64_t t0, int64_t n, int order) noexcept nogil:
@@ -175,34 +196,39 @@ cdef void steps_in_place(space *sp, int64_t m, int64_t t0, int64_t n, int order)
         if source.p == NULL:
             copy_state(target.p, target.nb, NULL, NULL, sp.job.S_k, sp.n_columns)
             source = target
-        if order == KEYS and sp.job.per_channel:
-            step_rows(sp, &sp.tokens[i], target, source, True)
-        elif order == KEYS:
-            step_rows(sp, &sp.tokens[i], target, source, False)
-        elif sp.job.per_channel:
-            step_columns(sp, &sp.tokens[i], target, source, True)
+        if sp.tokens[i].gate == PER_CHANNEL:
+            step(sp, &sp.tokens[i], target, source, order, PER_CHANNEL)
+        elif sp.tokens[i].gate == SLOW:
+            step(sp, &sp.tokens[i], target, source, order, SLOW)
         else:
-            step_columns(sp, &sp.tokens[i], target, source, False)
+            step(sp, &sp.tokens[i], target, source, order, FAST)
         source = target
 
 
-cdef inline void step_rows(const space *sp, const token *t, plane y, plane x, const bint per_channel) noexcept nogil:
+cdef inline void step(const space *sp, const token *t, plane y, plane x, int order, const int gate) noexcept nogil:
+    if order == KEYS:
+        step_rows(sp, t, y, x, gate)
+    else:
+        step_columns(sp, t, y, x, gate)
+
+
+cdef inline void step_rows(const space *sp, const token *t, plane y, plane x, const int gate) noexcept nogil:
     cdef int64_t w = sp.job.S_k // VL
     if w == HELD_MAX:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, HELD_MAX, per_channel)
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, HELD_MAX, gate)
     elif w == HELD_MAX // 2:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, HELD_MAX // 2, per_channel)
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, HELD_MAX // 2, gate)
     else:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, 0, per_channel)
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], sp.n_columns, 0, gate)
 
 
-cdef inline void step_columns(const space *sp, const token *t, plane y, plane x, const bint per_channel) noexcept nogil:
+cdef inline void step_columns(const space *sp, const token *t, plane y, plane x, const int gate) noexcept nogil:
     cdef int64_t n = sp.n_columns, n_ahead = n if n > NC * VL else 0, j = 0
     while j + NC * VL <= n:
-        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_ahead if j == 0 else 0, NC, per_channel)
+        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_ahead if j == 0 else 0, NC, gate)
         j += NC * VL
     while j < n:
-        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, per_channel)
+        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, gate)
         j += VL
 
 
@@ -216,10 +242,12 @@ cdef void steps_in_panels(space *sp, int64_t m, int64_t t0, int64_t n) noexcept 
         tok = sp.tokens[i]
         state = <char *>(sp.states + m * sp.state_size)
         for j from 0 <= j < sp.n_columns by NV * VL:
-            if sp.job.per_channel:
-                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, True)
+            if tok.gate == PER_CHANNEL:
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, PER_CHANNEL)
+            elif tok.gate == SLOW:
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, SLOW)
             else:
-                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False)
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, FAST)
             tok.v += NV * VL
             tok.out += NV * VL
             state += 4 * panel

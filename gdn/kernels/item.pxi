@@ -69,8 +69,6 @@ cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept 
         sp.tokens[t].qd = carve(&at, sp.ld + GAP) if job.per_channel else sp.q + t * sp.ld
         sp.tokens[t].whole = carve(&at, sp.ld + GAP)
         sp.tokens[t].part = carve(&at, sp.ld + GAP)
-        sp.tokens[t].v = sp.v + t * sp.columns_ld
-        sp.tokens[t].out = sp.out + t * sp.columns_ld
         sp.tokens[t].decay = 1
         sp.tokens[t].scale = job.scale
     sp.states = carve(&at, sp.n_heads * sp.state_size)
@@ -118,6 +116,11 @@ cdef inline int64_t value_head(const space *sp, int64_t m) noexcept nogil:
 cdef inline char *row_of(const space *sp, const gdn_tensor *x, int64_t head, int64_t t) noexcept nogil:
     """Token t of the sequence in q, k, v, g, beta or out."""
     return <char *>x.data + head * x.nb[1] + (sp.start + t) * x.nb[2] + sp.batch * x.nb[3]
+
+
+cdef inline char *columns_of(const space *sp, const gdn_tensor *x, int64_t head, int64_t t) noexcept nogil:
+    """This part's columns of a row of v or out."""
+    return row_of(sp, x, head, t) + sp.column * x.nb[0]
 
 
 cdef inline char *slot_of(const space *sp, int64_t t) noexcept nogil:
@@ -214,8 +217,9 @@ cdef void load_keys(space *sp, int64_t t0, int64_t n) noexcept nogil:
     cdef const gdn_delta_net_args *args = sp.job.args
     cdef int64_t i
     for i in range(n):
-        v_prefetch(<const float *>row_of(sp, &args.q, sp.key_head, t0 + i + n), sp.job.S_k)
-        v_prefetch(<const float *>row_of(sp, &args.k, sp.key_head, t0 + i + n), sp.job.S_k)
+        if t0 + i + n < sp.n_tokens:
+            v_prefetch(<const float *>row_of(sp, &args.q, sp.key_head, t0 + i + n), sp.job.S_k)
+            v_prefetch(<const float *>row_of(sp, &args.k, sp.key_head, t0 + i + n), sp.job.S_k)
         load_key(sp, sp.q + i * sp.ld, row_of(sp, &args.q, sp.key_head, t0 + i), args.q.nb[0])
         load_key(sp, sp.k + i * sp.ld, row_of(sp, &args.k, sp.key_head, t0 + i), args.k.nb[0])
 

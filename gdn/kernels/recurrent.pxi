@@ -5,30 +5,36 @@
 # so both dots are taken in the first pass over the old state, and the state is read and written once.  The scalar
 # gate scales the dots with k and q instead, and keeps its decay in registers.
 #
-# Either order walks its memory in one ascending stream, without prefetch instructions: the hardware's prefetchers then
-# keep more lines on their way than a core's own misses can.  Two rows side by side take twice the time.  (columns_step
-# says where the narrower levels cannot.)
+# Either order walks its memory in one ascending stream, which the hardware's prefetchers follow; two rows side by side
+# take twice the time.  They pause with the stream, though, while a block of rows is updated from the first-level cache:
+# the update fetches what is to be written FETCH bytes on, into the second level.  Fetching while rows are read, or
+# nearer, or into the first level, costs more than it brings.  (columns_step says what it does instead.)
 #
-# decay = whole + part, whole being 1 (all bits set, a mask) from one half up, else 0: rounded to one float, a slow
-# decay would be off the same way at every token.
+# decay = whole + part, whole being 1 from one half up, else 0: rounded to one float, a slow decay would be off the same
+# way at every token.  Per channel, whole is a mask of bits; of one decay it makes two gates.
 
 
 cdef struct token:               # prepared once per token and value head; zero padded
     float *k                     # [ld]
     float *kd                    # [ld]; scalar gate: k itself, and q
     float *qd
-    float *whole                 # [ld]; scalar gate: one vector
-    float *part
-    float *v                     # this part's columns, padded to whole vectors
+    float *whole                 # [ld]; scalar gate: not used
+    float *part                  # [ld]; scalar gate: one vector
+    float *v                     # this part's columns; on panels padded to whole vectors, like out
     float *out
     float decay                  # per channel: 1
     float beta
     float kq
     float scale
+    int gate                     # PER_CHANNEL, SLOW or FAST
 
 
 cdef enum:
-    AHEAD = 8                    # rows from use to fetch
+    PER_CHANNEL = 0              # a decay per key channel;
+    SLOW = 1                     # one for all, whole 1;
+    FAST = 2                     # one for all, whole 0
+    AHEAD = 8                    # rows of a columns_step from use to fetch
+    FETCH = 16384                # bytes from update to fetch
     ROWS = 4                     # rows whose dots are taken before the first is updated: their reductions overlap
 
 
@@ -56,21 +62,27 @@ cdef inline void row_dots(const vf *kd, const vf *qd, const vf *row, int64_t w, 
     v_two_sums(k_even + k_odd, q_even + q_odd, dot_k, dot_q)
 
 
+cdef inline vf decayed(const int gate, vf s, vf whole, vf part, vf kd) noexcept nogil:
+    """decay s + kd"""
+    if gate == PER_CHANNEL:
+        return v_and(s, whole) + (s * part + kd)
+    return s + (s * part + kd) if gate == SLOW else s * part + kd
+
+
 cdef inline void row_update(vf *to, const vf *row, const vf *whole, const vf *part, const vf *k, float d, int64_t w,
-                            const bint in_memory, const bint per_channel) noexcept nogil:
+                            const bint in_memory, const int gate) noexcept nogil:
     """to = decay row + k d, w vectors."""
-    cdef vf s, whole_c = whole[0], part_c = part[0]
+    cdef vf whole_c = v_set(0), part_c = part[0]
     cdef int64_t c
     for c in range(w):
-        if per_channel:
+        if gate == PER_CHANNEL:
             whole_c = whole[c]
             part_c = part[c]
-        s = row_vector(row, c, in_memory)
-        to[c] = v_and(s, whole_c) + (s * part_c + k[c] * d)
+        to[c] = decayed(gate, row_vector(row, c, in_memory), whole_c, part_c, k[c] * d)
 
 
 cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
-                           int64_t n_columns, const int held, const bint per_channel) noexcept nogil:
+                           int64_t n_columns, const int held, const int gate) noexcept nogil:
     """A state whose key index is contiguous (ggml's order), one row of w vectors a value column.  held is w where that is
     a constant: kd and qd then stay in registers; else 0."""
     cdef token T = t[0]                      # a copy: a store to the state could change t, for all C knows
@@ -78,7 +90,7 @@ cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb,
     cdef vf qd_held[HELD_MAX]
     cdef const vf *kd = &kd_held[0] if held > 0 else <const vf *>T.kd
     cdef const vf *qd = &qd_held[0] if held > 0 else <const vf *>T.qd
-    cdef const vf *k = <const vf *>T.k if per_channel else kd
+    cdef const vf *k = <const vf *>T.k if gate == PER_CHANNEL else kd
     cdef int64_t j = 0
     cdef int c
     if held > 0:
@@ -86,17 +98,18 @@ cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb,
     for c in range(held):
         kd_held[c] = v_load(T.kd + c * VL)
         qd_held[c] = v_load(T.qd + c * VL)
-    if not per_channel:
+    if gate != PER_CHANNEL:
         while j + ROWS <= n_columns:
-            rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, 0, False, ROWS)
+            rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, 0, gate, ROWS)
             j += ROWS
     while j < n_columns:
-        rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, held, per_channel, 1)
+        rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j,
+                   held if gate == PER_CHANNEL else 0, gate, 1)
         j += 1
 
 
 cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf *k, int64_t w, char *dst, int64_t dst_nb,
-                            const char *src, int64_t src_nb, int64_t j, const int held, const bint per_channel,
+                            const char *src, int64_t src_nb, int64_t j, const int held, const int gate,
                             const int n) noexcept nogil:
     """Value columns [j, j + n), whose state rows are at src and dst.  A single row of held > 0 vectors is read once:
     loads are what the per-channel gate, with three more of them a vector, would run out of."""
@@ -114,18 +127,19 @@ cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf
         T.out[j + m] = T.scale * (T.decay * dot_q + T.kq * d[m])
     for m in range(n):
         row = &row_held[0] if held > 0 else <const vf *>(src + m * src_nb)
-        row_update(<vf *>(dst + m * dst_nb), row, <const vf *>T.whole, <const vf *>T.part, k, d[m], w, held == 0, per_channel)
+        v_prefetch(<const float *>(dst + m * dst_nb + FETCH), w * VL)
+        row_update(<vf *>(dst + m * dst_nb), row, <const vf *>T.whole, <const vf *>T.part, k, d[m], w, held == 0, gate)
 
 
 cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
-                              int64_t j0, int64_t n_ahead, const int n, const bint per_channel) noexcept nogil:
+                              int64_t j0, int64_t n_ahead, const int n, const int gate) noexcept nogil:
     """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels).
     Where rows are longer than that, the first step on them fetches all n_ahead floats of each: pieces of rows are no
     stream that hardware would follow."""
     cdef token T = t[0]
     cdef vf acc_k[NC]
     cdef vf acc_q[NC]
-    cdef vf s, whole = v_load(T.whole), part = v_load(T.part)
+    cdef vf s, whole = v_set(0), part = v_load(T.part)
     cdef float kd, qd, k
     cdef int64_t c
     cdef int j
@@ -144,10 +158,10 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
         acc_k[j] = T.beta * (v_load(T.v + j0 + j * VL) - T.decay * acc_k[j])
         v_store(T.out + j0 + j * VL, T.scale * (T.decay * acc_q[j] + T.kq * acc_k[j]))
     for c in range(S_k):
-        if per_channel:
+        if gate == PER_CHANNEL:
             whole = v_set(T.whole[c])
             part = v_set(T.part[c])
         k = T.k[c]
         for j in range(n):
             s = v_load_ordered(<const float *>(src + c * src_nb) + j0 + j * VL)
-            v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, v_and(s, whole) + (s * part + k * acc_k[j]))
+            v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, decayed(gate, s, whole, part, k * acc_k[j]))
