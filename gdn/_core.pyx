@@ -29,6 +29,7 @@ include "door/delta.pxi"
 include "door/conv.pxi"
 include "door/pointwise.pxi"
 include "door/table.pxi"
+include "door/layer.pxi"
 
 threads_usable = usable_cpus()
 load_level()

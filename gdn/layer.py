@@ -32,6 +32,11 @@ def _finite(name, x):
     return float(x)
 
 
+def _sigmoid(b):
+    """Of logits (1, n, H): the bounded gate at A = -1 and no bias."""
+    return _core.decay_gate(b, np.full(b.shape[2], -1, np.float32), np.zeros(b.shape[2], np.float32), lower_bound=1)
+
+
 class _Layer:
     """What both kinds share: weights in one flat form, the steps, the trace."""
 
@@ -41,7 +46,6 @@ class _Layer:
         self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
         self.A, self.norm, self.out = w["A"], w["norm"], w["out"]
         self.dt_bias = w["dt_bias"]
-        self._minus_one, self._zero = np.full(self.H_v, -1, np.float32), np.zeros(self.H_v, np.float32)
         # One matmul of all projections of x; each is a slice of its columns.
         self.inputs = np.concatenate([w[name] for name in self.INPUTS])
         ends = np.cumsum([len(w[name]) for name in self.INPUTS])
@@ -158,39 +162,32 @@ class _Layer:
         another batch; TypeError: x is not float32, or batch, step or trace something else; IndexError: no such layer.
         """
         self._check_call(x, batch, step, trace)
-        ssm, conv = step.ring.ssm(il), step.ring.conv(il)
-        see = None if trace is None else _Trace(trace, batch)
-        x = batch.gather(x)
-        n = len(x)
+        n = len(batch.order) if batch.order is not None else batch.n_tokens
         if n_threads is None and n < ALONE:
             n_threads = 1
-        rows = {"rows_in": step.rows_in, "rows_out": step.rows_out, "cu_seqlens": batch.cu_seqlens,
-                "n_threads": n_threads}
-
         t = self._spare.pop(n, None) or _Arrays(self, n)          # a thread at a time has them
-        self._project(x, t)
+        t.kernels.bind(step, batch.cu_seqlens, il, mode, n_threads)
+        self._project(x if batch.order is None else batch.gather(x), t)
+        see = None if trace is None else _Trace(trace, batch)
         if see:
             see(qkv_mixed=t.qkv, z=t.z, b=t.b, a=t.a)
-        # From here on every step works in place.
-        _core.causal_conv1d_inplace(t.qkv, self.conv, self.conv_bias, conv, out=t.qkv, **rows)
-        g = _core.decay_gate(t.a, self.A, self.dt_bias, lower_bound=self.lower_bound, out=t.a, n_threads=n_threads)
+        t.kernels.convolve()
         if see:
             q, k = (_core.l2_norm(x, self.l2_eps, form=self.l2_form) for x in (t.q, t.k))
-            see(conv_output_silu=t.qkv, q=q, k=k, v=t.v, gate=g, beta=self._beta(t.b))
-        beta, beta_logit = (t.b, True) if self.beta_factor == 1 else (self._beta(t.b, out=t.b), False)
-        _core.gated_delta_net_inplace(
-            t.q, t.k, t.v, g, beta, ssm, out=t.v, head_map=self.head_map, mode=mode, qk_l2norm=True,
-            l2_eps=self.l2_eps, l2_form=self.l2_form, beta_logit=beta_logit, **rows)
+            see(conv_output_silu=t.qkv, q=q, k=k, v=t.v)
+        t.kernels.gate()
+        if see:
+            see(gate=t.a, beta=_sigmoid(t.b) if self.beta_factor == 1 else t.b)
+        t.kernels.update()
         if see:
             see(attn_output=t.v)
-        _core.rms_norm_gated(t.v, t.z, self.norm, self.norm_eps, activation=self.activation, out=t.v,
-                             n_threads=n_threads)
+        t.kernels.norm()
         y = self._matmul("out", t.values, self.out)
         if see:
             see(attn_out_norm=t.v, linear_attn_out=y[None])
         if n < KEPT:
             self._spare = {n: t}
-        return batch.scatter(y)
+        return y if batch.order is None else batch.scatter(y)
 
     def _check_call(self, x, batch, step, trace):
         _float32("x", x)
@@ -208,8 +205,6 @@ class _Layer:
                                             and np.array_equal(step.n_tokens, batch.lengths)):
             raise ValueError(f"the step is of sequences {step.seq_ids} with {step.n_tokens} tokens, "
                              f"the batch of {batch.unique_ids} with {batch.lengths}")
-        if step.ring.extents != self.extents:
-            raise ValueError(f"the ring has {step.ring.extents}, the layer {self.extents}")
 
     def _matmul(self, name, x, weight, out=None):
         y = self._product(x, weight, out)
@@ -229,10 +224,6 @@ class _Layer:
         if self.lora:
             for name in self.INPUTS:
                 self._add_lora(name, x, t.parts[name])
-
-    def _beta(self, b, out=None):
-        # The bounded gate at A = -1 and no bias is beta_factor * sigmoid(b), in one pass.
-        return _core.decay_gate(b, self._minus_one, self._zero, lower_bound=self.beta_factor, out=out, n_threads=1)
 
 
 class GatedDeltaNet(_Layer):
@@ -302,6 +293,7 @@ class _Arrays:
         self.a = self.parts["a"][None]
         if layer.KIND == "kda":
             self.a = self.a.reshape(1, n, layer.H_v, layer.S_k)
+        self.kernels = _core.LayerKernels(layer, self)
 
 
 class _Trace:

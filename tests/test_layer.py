@@ -399,9 +399,14 @@ def test_calls_are_checked(case):
             case.layer(x, batch, step, 0, trace=[])
         with pytest.raises(ValueError, match="the step is of sequences"):
             case.layer(x, gdn.Batch([7, 8, 8]), step, 0)
-        with pytest.raises((IndexError, ValueError)):
-            case.layer(x, batch, step, 1)
-        case.layer(x, batch, step, 0)
+        before = bytes(np.asarray(ring.ssm(0))), bytes(np.asarray(ring.conv(0)))
+        for il, options, error in ((1, {}, IndexError), (-1, {}, IndexError), (0.0, {}, TypeError), (True, {}, TypeError),
+                                   (2**80, {}, ValueError), (0, {"mode": "fast"}, ValueError),
+                                   (0, {"n_threads": 0}, ValueError), (0, {"n_threads": 1.5}, TypeError)):
+            with pytest.raises(error):
+                case.layer(x, batch, step, il, **options)
+        assert (bytes(np.asarray(ring.ssm(0))), bytes(np.asarray(ring.conv(0)))) == before
+        case.layer(x, batch, step, np.int64(0))
     with pytest.raises(ValueError, match="already committed"):
         case.layer(x, batch, step, 0)
     other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, "H_v": case.layer.H_v + 1})

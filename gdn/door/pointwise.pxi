@@ -277,7 +277,7 @@ def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
     cdef ndarray A_ = fit(A, "A", 1, False)
     cdef ndarray bias = as_array(dt_bias, "dt_bias", False)
     cdef ndarray y
-    cdef gdn_tensor c_a, c_A, c_bias, c_out
+    cdef gate_tensors c
     cdef char message[256]
     cdef gdn_status status
     cdef float c_bound = 0
@@ -292,22 +292,32 @@ def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
         c_bound = float_argument(lower_bound, "lower_bound")
         bound = &c_bound
     y = output_like(a_, out)
-    to_c(a_, &c_a)
-    to_c(A_, &c_A)
-    to_c(y, &c_out)
-    bias = per_channel_bias(bias, a_)
-    to_c(bias, &c_bias)
-    if a_.ndim == 3:
-        add_unit_axis(&c_a)
-        add_unit_axis(&c_bias)
-        add_unit_axis(&c_out)
-    status = do_decay_gate(&c_a, &c_A, &c_bias, bound, &c_out, threads, True, message, sizeof(message))
+    bias = fill_gate(&c, a_, A_, bias, y)
+    status = do_decay_gate(&c.a, &c.A, &c.dt_bias, bound, &c.out, threads, True, message, sizeof(message))
     if status != GDN_OK:
         raise_status(status, message)
     check_overlap("out", y, (("a", a_, True), ("A", A_, False), ("dt_bias", bias, False)))
     with nogil:
-        do_decay_gate(&c_a, &c_A, &c_bias, bound, &c_out, threads, False, NULL, 0)
+        do_decay_gate(&c.a, &c.A, &c.dt_bias, bound, &c.out, threads, False, NULL, 0)
     return y if out is None else out
+
+
+cdef struct gate_tensors:
+    gdn_tensor a, A, dt_bias, out
+
+
+cdef ndarray fill_gate(gate_tensors *c, ndarray a, ndarray A, ndarray bias, ndarray out):
+    """The C form of a gate's arrays; returns dt_bias as it is read."""
+    bias = per_channel_bias(bias, a)
+    to_c(a, &c.a)
+    to_c(A, &c.A)
+    to_c(bias, &c.dt_bias)
+    to_c(out, &c.out)
+    if a.ndim == 3:
+        add_unit_axis(&c.a)
+        add_unit_axis(&c.dt_bias)
+        add_unit_axis(&c.out)
+    return bias
 
 
 cdef ndarray per_channel_bias(ndarray bias, ndarray a):
