@@ -225,10 +225,13 @@ cdef inline void step_rows(const space *sp, const token *t, plane y, plane x, co
 cdef inline void step_columns(const space *sp, const token *t, plane y, plane x, const int gate) noexcept nogil:
     cdef int64_t n = sp.n_columns, n_ahead = n if n > NC * VL else 0, j = 0
     while j + NC * VL <= n:
-        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_ahead if j == 0 else 0, NC, gate)
+        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_ahead if j == 0 else 0, NC, True, gate)
         j += NC * VL
+    while j + NC // 2 * VL <= n:
+        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, NC // 2, True, gate)
+        j += NC // 2 * VL
     while j < n:
-        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, gate)
+        columns_step(t, sp.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, True, gate)
         j += VL
 
 
@@ -243,11 +246,11 @@ cdef void steps_in_panels(space *sp, int64_t m, int64_t t0, int64_t n) noexcept 
         state = <char *>(sp.states + m * sp.state_size)
         for j from 0 <= j < sp.n_columns by NV * VL:
             if tok.gate == PER_CHANNEL:
-                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, PER_CHANNEL)
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, PER_CHANNEL)
             elif tok.gate == SLOW:
-                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, SLOW)
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, SLOW)
             else:
-                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, FAST)
+                columns_step(&tok, sp.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, FAST)
             tok.v += NV * VL
             tok.out += NV * VL
             state += 4 * panel

@@ -8,7 +8,7 @@
 # Either order walks its memory in one ascending stream, which the hardware's prefetchers follow; two rows side by side
 # take twice the time.  They pause with the stream, though, while a block of rows is updated from the first-level cache:
 # the update fetches what is to be written FETCH bytes on, into the second level.  Fetching while rows are read, or
-# nearer, or into the first level, costs more than it brings.  (columns_step says what it does instead.)
+# nearer, or into the first level, costs more than it brings.
 #
 # decay = whole + part, whole being 1 from one half up, else 0: rounded to one float, a slow decay would be off the same
 # way at every token.  Per channel, whole is a mask of bits; of one decay it makes two gates.
@@ -132,10 +132,11 @@ cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf
 
 
 cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
-                              int64_t j0, int64_t n_ahead, const int n, const int gate) noexcept nogil:
+                              int64_t j0, int64_t n_ahead, const int n, const bint in_stream, const int gate) noexcept nogil:
     """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels).
     Where rows are longer than that, the first step on them fetches all n_ahead floats of each: pieces of rows are no
-    stream that hardware would follow."""
+    stream that hardware would follow.  A state in caller memory (in_stream) is mostly followed by the next head's, of
+    which the update fetches as much as it has time for."""
     cdef token T = t[0]
     cdef vf acc_k[NC]
     cdef vf acc_q[NC]
@@ -162,6 +163,8 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
             whole = v_set(T.whole[c])
             part = v_set(T.part[c])
         k = T.k[c]
+        if in_stream:
+            v_prefetch(<const float *>(src + S_k * src_nb) + (j0 * S_k + c * n * VL) // FETCH_SHARE, n * VL // FETCH_SHARE)
         for j in range(n):
             s = v_load_ordered(<const float *>(src + c * src_nb) + j0 + j * VL)
             v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, decayed(gate, s, whole, part, k * acc_k[j]))

@@ -5,6 +5,7 @@
  * MR, NV     the register tile: MR rows of NV vectors, accumulators for the MR x NV products (tile.pxi)
  * NC         vectors of a state row that a token-by-token step carries at once, two accumulators each (recurrent.pxi)
  * HELD_MAX   vectors of a state's row that a step keeps in registers, k and q with them, where that does not spill
+ * FETCH_SHARE  1 / FETCH_SHARE of the next state is fetched while one is updated along its value index (recurrent.pxi)
  * CHUNKED_FROM  tokens from which mode auto runs chunked: where the two cross, alike for both gates
  * CHUNK_MAX  tokens of a chunk, a multiple of MR;  PAIR_LD floats of a row of chunk x chunk matrices */
 #ifndef GDN_SIMD_H
@@ -15,13 +16,13 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, CHUNK_MAX = 16, CHUNKED_FROM = 8 };
+enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, FETCH_SHARE = 2, CHUNK_MAX = 16, CHUNKED_FROM = 8 };
 #define GDN_LEVEL_NAME "v4"
 #elif defined(__AVX2__)
-enum { VL = 8, MR = 6, NV = 2, NC = 4, HELD_MAX = 8, CHUNK_MAX = 18, CHUNKED_FROM = 5 };
+enum { VL = 8, MR = 6, NV = 2, NC = 4, HELD_MAX = 8, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5 };
 #define GDN_LEVEL_NAME "v3"
 #else
-enum { VL = 4, MR = 6, NV = 2, NC = 4, HELD_MAX = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5 };
+enum { VL = 4, MR = 6, NV = 2, NC = 4, HELD_MAX = 1, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5 };
 #define GDN_LEVEL_NAME "base"
 #endif
 

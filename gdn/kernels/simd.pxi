@@ -8,6 +8,7 @@ cdef extern from "simd.h" nogil:
         NV
         NC
         HELD_MAX
+        FETCH_SHARE
         CHUNK_MAX
         CHUNKED_FROM
         PAIR_LD
