@@ -74,10 +74,13 @@ class _Layer:
         return cls(*gguf.read_layer(path, il), lora)
 
     def _read_config(self, config):
-        missing = [name for name in ("kind", *EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
-                   if name not in config]
+        needed = ("kind", *EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
+        missing = [name for name in needed if name not in config]
         if missing:
             raise ValueError(f"config lacks {', '.join(missing)}")
+        unknown = [str(name) for name in config if name not in (*needed, "lower_bound", "projections")]
+        if unknown:
+            raise ValueError(f"config: unknown {', '.join(unknown)}; expected {', '.join(needed)}, lower_bound")
         if config["kind"] != self.KIND:
             raise ValueError(f"config: kind is {config['kind']!r}, {type(self).__name__} needs {self.KIND!r}")
         for name in EXTENTS:
@@ -95,8 +98,12 @@ class _Layer:
         if self.norm_eps < 0 or self.l2_eps < 0:
             raise ValueError(f"config: norm_eps and l2_eps must not be negative, got {self.norm_eps} and {self.l2_eps}")
         self.beta_factor = _finite("config: beta_factor", config["beta_factor"])
+        if self.beta_factor <= 0:
+            raise ValueError(f"config: beta_factor must be positive, got {self.beta_factor}")
         lower_bound = config.get("lower_bound")
         self.lower_bound = None if lower_bound is None else _finite("config: lower_bound", lower_bound)
+        if self.lower_bound is not None and self.lower_bound > 0:
+            raise ValueError(f"config: lower_bound is the least log decay, not above 0, got {self.lower_bound}")
         self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
         self.C = forms.rows(config)["qkv"]
         # What `StateRing.create` needs to know of the layer.

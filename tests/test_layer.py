@@ -375,6 +375,14 @@ def test_eps_is_not_negative(case, name):
         type(case.layer)(weights, {**config, name: -1e-6})
 
 
+def test_config_is_read_strictly(case):
+    weights, config = transformers.read_layer(case.weights, "", case.config)
+    for bad, message in (({"lower_bounds": -5}, "config: unknown lower_bounds"), ({"beta_factor": 0}, "beta_factor must be pos"),
+                         ({"beta_factor": -1}, "beta_factor must be positive"), ({"lower_bound": 1}, "lower_bound is the least")):
+        with pytest.raises(ValueError, match=message):
+            type(case.layer)(weights, {**config, **bad})
+
+
 @pytest.mark.parametrize("weights", [None, 5, "x", []], ids=repr)
 def test_weights_are_a_mapping(case, weights):
     with pytest.raises(TypeError, match="weights must map names to tensors"):
