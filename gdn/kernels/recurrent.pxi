@@ -34,7 +34,7 @@ cdef enum:
     SLOW = 1                     # one for all, whole 1;
     FAST = 2                     # one for all, whole 0
     AHEAD = 8                    # rows of a columns_step from use to fetch
-    FETCH = 16384                # bytes from update to fetch
+    FETCH = 16384                # bytes from update to fetch: a line with each vector, or all of a row's before it
     ROWS = 4                     # rows whose dots are taken before the first is updated: their reductions overlap
 
 
@@ -72,13 +72,23 @@ cdef inline vf decayed(const int gate, vf s, vf whole, vf part, vf kd) noexcept 
 cdef inline void row_update(vf *to, const vf *row, const vf *whole, const vf *part, const vf *k, float d, int64_t w,
                             const bint in_memory, const int gate) noexcept nogil:
     """to = decay row + k d, w vectors."""
-    cdef vf whole_c = v_set(0), part_c = part[0]
+    cdef vf part_0 = part[0]
     cdef int64_t c
-    for c in range(w):
-        if gate == PER_CHANNEL:
-            whole_c = whole[c]
-            part_c = part[c]
-        to[c] = decayed(gate, row_vector(row, c, in_memory), whole_c, part_c, k[c] * d)
+    for c from 0 <= c < w - 1 by 2:
+        vector_update(to + c, row_vector(row, c, in_memory), whole + c, part + c, part_0, k[c] * d, gate)
+        vector_update(to + c + 1, row_vector(row, c + 1, in_memory), whole + c + 1, part + c + 1, part_0, k[c + 1] * d, gate)
+    if w % 2:
+        c = w - 1
+        vector_update(to + c, row_vector(row, c, in_memory), whole + c, part + c, part_0, k[c] * d, gate)
+
+
+cdef inline void vector_update(vf *to, vf s, const vf *whole, const vf *part, vf part_0, vf kd, const int gate) noexcept nogil:
+    if VL == 16:
+        v_prefetch(<const float *>(<char *>to + FETCH), VL)
+    if gate == PER_CHANNEL:
+        to[0] = decayed(gate, s, whole[0], part[0], kd)
+    else:
+        to[0] = decayed(gate, s, part_0, part_0, kd)
 
 
 cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
@@ -127,7 +137,8 @@ cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf
         T.out[j + m] = T.scale * (T.decay * dot_q + T.kq * d[m])
     for m in range(n):
         row = &row_held[0] if held > 0 else <const vf *>(src + m * src_nb)
-        v_prefetch(<const float *>(dst + m * dst_nb + FETCH), w * VL)
+        if VL < 16:
+            v_prefetch(<const float *>(dst + m * dst_nb + FETCH), w * VL)
         row_update(<vf *>(dst + m * dst_nb), row, <const vf *>T.whole, <const vf *>T.part, k, d[m], w, held == 0, gate)
 
 
