@@ -57,6 +57,8 @@ class Batch:
             seq_id = self.seq_ids[order[i]]
             if grouped[i] < 0:
                 raise ValueError(f"positions must not be negative, got {grouped[i]} for sequence {seq_id}")
+            if expected[i] < 0:
+                raise ValueError(f"positions of sequence {seq_id} run beyond 64 bits")
             raise ValueError(f"position {grouped[i]} of sequence {seq_id} does not continue it: expected {expected[i]}")
 
     @property
@@ -91,7 +93,9 @@ class Batch:
 
 
 def _integers(values, name):
-    several = f"{name} must hold one entry a token; a token of several sequences is not one token: ring.copy forks one"
+    several = f"{name} must hold one entry a token"
+    if name == "seq_ids":
+        several += "; a token of several sequences is not one token: ring.copy forks one"
     try:
         array = np.asarray(values)
     except ValueError as error:

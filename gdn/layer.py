@@ -11,10 +11,9 @@ from gdn.ring import Step
 __all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
 
 FLOAT32 = np.dtype(np.float32)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
-# The kernels of fewer tokens take less than what threads of OpenMP and of BLAS, which spin for the same cores between
-# their turns, cost each other.
-ALONE = 256
+ALONE = 1024      # calls of fewer tokens run their kernels on one thread: BLAS's threads still spin on the other cores
 KEPT = 64         # calls of fewer tokens leave their arrays to the next
 CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
 
@@ -27,7 +26,7 @@ def _float32(name, x):
 
 
 def _finite(name, x):
-    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)) or not np.isfinite(x):
+    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)) or not abs(x) <= FLOAT32_MAX:
         raise ValueError(f"{name} must be a finite number, got {x!r}")
     return float(x)
 
@@ -41,6 +40,9 @@ class _Layer:
     """What both kinds share: weights in one flat form, the steps, the trace."""
 
     def __init__(self, weights, config, lora=None):
+        for name, x in (("weights", weights), ("config", config)):
+            if not isinstance(x, Mapping):
+                raise TypeError(f"{name} must be a mapping, got {type(x).__name__}")
         self._read_config(config)
         w = self._check_weights(forms.flat(weights, config))
         self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
@@ -54,8 +56,16 @@ class _Layer:
         self.lora = self._check_lora(lora or {}, w, config)
         self._spare = {}          # _Arrays of the last call of few tokens, by their number
 
+    def __setattr__(self, name, value):
+        if "_spare" in self.__dict__ and not name.startswith("_"):
+            raise AttributeError(f"{name}: a layer stays what it was made of")       # kept _Arrays have read it
+        object.__setattr__(self, name, value)
+
     def __getstate__(self):
         return {**self.__dict__, "_spare": {}}        # copies of views would no longer be views
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 
@@ -102,8 +112,8 @@ class _Layer:
             raise ValueError(f"config: beta_factor must be positive, got {self.beta_factor}")
         lower_bound = config.get("lower_bound")
         self.lower_bound = None if lower_bound is None else _finite("config: lower_bound", lower_bound)
-        if self.lower_bound is not None and self.lower_bound > 0:
-            raise ValueError(f"config: lower_bound is the least log decay, not above 0, got {self.lower_bound}")
+        if self.lower_bound is not None and self.lower_bound >= 0:
+            raise ValueError(f"config: lower_bound is the least log decay, below 0, got {self.lower_bound}")
         self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
         self.C = forms.rows(config)["qkv"]
         # What `StateRing.create` needs to know of the layer.
@@ -123,7 +133,7 @@ class _Layer:
                 if name == "conv_bias":
                     continue
                 raise ValueError(f"weights lack {name}, expected shape {shape}")
-            checked[name] = np.ascontiguousarray(_float32(f"weights: {name}", weights[name]))
+            checked[name] = np.array(_float32(f"weights: {name}", weights[name]), order="C")     # the layer's own
             if checked[name].shape != shape:
                 raise ValueError(f"weights: {name} has shape {checked[name].shape}, expected {shape}")
         return checked
@@ -142,7 +152,10 @@ class _Layer:
             if slot not in shapes:
                 raise ValueError(f"lora: unknown projection {name!r}, expected one of {', '.join((*shapes, *came))}")
             n_out, n_in = shapes[slot]
-            for A, B, scale in pairs:
+            for pair in pairs if isinstance(pairs, (list, tuple)) else [None]:
+                if not isinstance(pair, (list, tuple)) or len(pair) != 3:
+                    raise ValueError(f"lora: {name} must be a list of (A, B, scale), got {pairs!r:.80}")
+                A, B, scale = pair
                 A, B = (np.ascontiguousarray(_float32(f"lora: {name}", x)) for x in (A, B))
                 scale = np.float32(_finite(f"lora: the scale of {name}", scale))
                 if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
@@ -159,14 +172,16 @@ class _Layer:
 
         batch     the `Batch` that step began with;  step: from ``ring.begin(batch)``;  il: the ring's layer
         mode      of the delta rule: "auto", "chunked", "recurrent";  n_threads: of everything but the matmuls (BLAS);
-                  None is one for fewer than 256 tokens
+                  None is one for fewer than 1024 tokens
         trace     a dict that receives every intermediate, token-major in the batch's order, zeros for padding:
                   qkv_mixed (n, C), z (n, H_v, S_v), b (n, H_v) logits, a and gate (n, H_v[, S_k]), beta (n, H_v),
                   conv_output_silu (n, C), q and k (n, H_k, S_k) after the L2 norm, v, attn_output and attn_out_norm
                   (n, H_v, S_v), linear_attn_out (n, n_embd)
 
-        Padding never changes a bit of anything.  ValueError: shapes that do not fit, a step that is over or of
-        another batch; TypeError: x is not float32, or batch, step or trace something else; IndexError: no such layer.
+        Padding never changes a bit of anything.  A step holds one call for each layer of the ring: a second moves the
+        state on again.  ValueError: shapes that do not fit, a step that is over or of another batch, mode, n_threads;
+        TypeError: x is not float32, batch, step or trace something else, il or n_threads no integer; IndexError: no
+        such layer.  A call that raises any of them has written nothing.
         """
         self._check_call(x, batch, step, trace)
         n = len(batch.order) if batch.order is not None else batch.n_tokens
@@ -174,7 +189,8 @@ class _Layer:
             n_threads = 1
         t = self._spare.pop(n, None) or _Arrays(self, n)          # a thread at a time has them
         t.kernels.bind(step, batch.cu_seqlens, il, mode, n_threads)
-        self._project(x if batch.order is None else batch.gather(x), t)
+        # In one order whatever the batch: BLAS rounds another way where rows lie another way.
+        self._project(np.ascontiguousarray(x if batch.order is None else batch.gather(x)), t)
         see = None if trace is None else _Trace(trace, batch)
         if see:
             see(qkv_mixed=t.qkv, z=t.z, b=t.b, a=t.a)

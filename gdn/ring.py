@@ -26,7 +26,7 @@ class StateRing(_ring.Ring):
     reset(seq_id)                        zero state, position 0, nothing to roll back
     begin(seq_ids, n_tokens) -> Step     rows for a step of n_tokens[i] tokens of sequence seq_ids[i]; or begin(batch)
     rollback(seq_id, n)                  take the last n tokens back; ValueError if n > max_rollback
-    max_rollback(seq_id) -> int          at least min(n_rollback, tokens since acquire or reset) after a committed step
+    max_rollback(seq_id) -> int          after a committed step at least min(n_rollback, its tokens + what a rollback left)
     position(seq_id) -> int              tokens the state has seen
     copy(src_seq, dst_seq) -> slot       an independent sequence with the same states and depth
     save(seq_id) -> bytes                everything of a sequence, with its extents and a checksum

@@ -49,6 +49,10 @@ def test_ids_are_checked():
     for bad in ([1.0, 2.0], ["a"], [None]):
         with pytest.raises(TypeError, match="seq_ids must be integers"):
             gdn.Batch(bad)
+    with pytest.raises(ValueError, match="positions must hold one entry a token; got shape"):
+        gdn.Batch([1], [[0]])
+    with pytest.raises(ValueError, match="positions of sequence 1 run beyond 64 bits"):
+        gdn.Batch([1, 1], [2**63 - 1, 5])
     with pytest.raises(ValueError, match="64 signed bits"):
         gdn.Batch(np.array([2**63], np.uint64))
 

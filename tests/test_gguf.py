@@ -254,6 +254,16 @@ def test_missing_and_misshaped_tensors_are_named(tmp_path, rng, arch, name):
             function(write(tmp_path / "longer.gguf", arch, meta, tensors | {name: longer}))
 
 
+@pytest.mark.parametrize("extra", ["attn_qkv.bias", "ssm_out.bias", "ssm_norm.scale", "ssm_other.weight"])
+def test_tensors_that_nobody_reads_are_refused(tmp_path, rng, extra):
+    """But for those of the block's other parts."""
+    tensors = random_tensors(FORMS["qwen35"], rng)
+    beside = {"attn_norm.weight": np.ones(E, np.float32), "ffn_up.weight": np.ones((4, E), np.float32)}
+    read_layer(write(tmp_path / "x.gguf", "qwen35", META, tensors | beside), 1)
+    with pytest.raises(ValueError, match=f"blk.1.{extra} of no known use"):
+        read_layer(write(tmp_path / "y.gguf", "qwen35", META, tensors | beside | {extra: np.ones(3, np.float32)}), 1)
+
+
 def test_transposed_tensor(tmp_path, rng):
     meta, tensors = model("qwen35", rng)
     tensors["attn_gate.weight"] = tensors["attn_gate.weight"].T.copy()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from helpers import DATA, assert_close
+from layer_cases import Case, family_class, one_sequence, state_of
 from test_gguf import FORMS, KIMI_META, META, kimi_tensors, random_tensors, write
-from test_layer import Case, family_class, one_sequence, state_of
 
 import gdn
 

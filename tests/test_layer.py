@@ -7,66 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from helpers import DATA, assert_close, same_bits
+from layer_cases import FAMILIES, Case, one_sequence, run, state_of
 
 import gdn
 from gdn.adapters import transformers
 
-FAMILIES = {
-    "qwen3next": {"model_type": "qwen3_next", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-                  "linear_key_head_dim": 64, "linear_value_head_dim": 64},
-    "qwen35": {"model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-               "linear_key_head_dim": 32, "linear_value_head_dim": 32},
-    "olmo": {"model_type": "olmo_hybrid", "linear_num_key_heads": 3, "linear_num_value_heads": 3,
-             "linear_key_head_dim": 24, "linear_value_head_dim": 48, "linear_allow_neg_eigval": True},
-    "kimi": {"model_type": "kimi_linear", "linear_num_heads": 3, "linear_head_dim": 32},
-}
 TRACE = {"conv_out": "conv_output_silu", "q_l2": "q", "k_l2": "k", "g": "gate", "beta": "beta", "core": "attn_output",
          "gated_norm": "attn_out_norm", "z": "z", "b": "b", "a": "a", "y": "linear_attn_out"}
-
-
-def family_class(family):
-    return gdn.KimiDeltaAttention if family == "kimi" else gdn.GatedDeltaNet
-
-
-class Case:
-    """A family's recorded layer, loaded from its weights."""
-
-    def __init__(self, family):
-        self.data = dict(np.load(DATA / f"{family}.npz"))
-        self.config = {"hidden_size": 64, "linear_conv_kernel_dim": 4, "rms_norm_eps": float(self.data["eps"]),
-                       **FAMILIES[family]}
-        self.weights = {name[2:]: w for name, w in self.data.items() if name.startswith("w.")}
-        self.layer = family_class(family).from_state_dict(self.weights, "", self.config)
-        self.x, self.y = self.data["x"][0], self.data["y"][0]
-
-    def ring(self, n_slots=1, **options):
-        return gdn.StateRing.create(n_slots, n_layers=1, **self.layer.extents, **options)
 
 
 @pytest.fixture(params=FAMILIES)
 def case(request):
     return Case(request.param)
-
-
-def run(layer, ring, x, seq_ids, positions=None, **options):
-    batch = gdn.Batch(seq_ids, positions)
-    with ring.begin(batch) as step:
-        return layer(x, batch, step, 0, **options)
-
-
-def one_sequence(ring, case, parts, **options):
-    ring.acquire(7)
-    ends = np.cumsum(parts)
-    return np.concatenate([run(case.layer, ring, case.x[end - n:end], [7] * n, **options)
-                           for n, end in zip(parts, ends, strict=True)])
-
-
-def state_of(ring, seq_id):
-    """The recurrent state [key][value] and the last width - 1 inputs of the convolution."""
-    with ring.begin([seq_id], [0]) as step:
-        row = step.rows_in[0]
-        return (ring.ssm(0).numpy()[row].swapaxes(-1, -2).copy(), ring.conv(0).numpy()[row].reshape(
-            ring.conv_channels, ring.conv_width - 1).copy())
 
 
 # ---- against transformers --------------------------------------------------------------------------------------------
@@ -170,6 +122,19 @@ def test_padding_changes_no_bit(case):
         assert not z[padding].any(), name
     for ours, theirs in zip(states, padded_states, strict=True):
         assert same_bits(ours[0], theirs[0]) and same_bits(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("lay_out", [np.asfortranarray, lambda x: x[:, ::-1].copy()[:, ::-1], lambda x: np.repeat(x, 2, 0)[::2],
+                                     lambda x: np.repeat(x, 2, 1)[:, ::2]], ids=["F", "reversed", "rows", "columns"])
+def test_how_x_lies_changes_no_bit(case, lay_out):
+    """Nor does padding then, which makes a copy of x."""
+    x = np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32)
+    ys = []
+    for hidden, ids in ((x, [7] * 3), (lay_out(x), [7] * 3), (lay_out(np.concatenate([x, x[:1]])), [7, 7, 7, -1])):
+        ring = case.ring()
+        ring.acquire(7)
+        ys.append(run(case.layer, ring, hidden, ids)[:3])
+    assert same_bits(ys[0], ys[1]) and same_bits(ys[0], ys[2])
 
 
 def test_only_padding_and_no_tokens(case):
@@ -316,113 +281,6 @@ def test_lower_bound():
     A = np.exp(case.weights["forget_gate.A_log"].astype(np.float64)).reshape(3, 1)
     dt_bias = case.weights["forget_gate.dt_bias"].reshape(3, 32)
     assert_close(trace["gate"], -5 * gdn.reference.sigmoid(A * (trace["a"].astype(np.float64) + dt_bias)), "gate")
-
-
-# ---- bad input -------------------------------------------------------------------------------------------------------
-
-def test_weights_are_checked(case):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
-    cls = type(case.layer)
-    for name, w in weights.items():
-        with pytest.raises(ValueError, match=f"weights lack {name}, expected shape"):
-            cls({n: v for n, v in weights.items() if n != name}, config)
-        with pytest.raises(ValueError, match=r"has shape .* expected"):
-            cls({**weights, name: w[1:]}, config)
-    with pytest.raises(ValueError, match="unknown extra"):
-        cls({**weights, "extra": w}, config)
-    for name in ("kind", "n_embd", "H_k", "width", "norm_eps", "head_map"):
-        with pytest.raises(ValueError, match=f"config lacks {name}"):
-            cls(weights, {n: v for n, v in config.items() if n != name})
-    for bad in ({"H_k": 0}, {"S_k": 2.5}, {"head_map": "none"}, {"activation": "relu"}, {"kind": "gla"}):
-        with pytest.raises(ValueError, match="config: " + next(iter(bad))):
-            cls(weights, {**config, **bad})
-    for name in case.weights:
-        with pytest.raises(ValueError, match="weights lack .*expected shape"):
-            cls.from_state_dict({n: v for n, v in case.weights.items() if n != name}, "", case.config)
-        with pytest.raises(ValueError, match=f"{name} has shape .*expected"):
-            cls.from_state_dict({**case.weights, name: np.zeros((5, 7))}, "", case.config)
-    with pytest.raises(ValueError, match="unknown model_type 'llama'"):
-        cls.from_state_dict(case.weights, "", {**case.config, "model_type": "llama"})
-    zeros = np.zeros((2, 3), np.float32)
-    for lora in ({"w": []}, {"out": [(zeros, zeros.T, 1)]}, {"out": [(zeros, zeros.T, np.nan)]}):
-        with pytest.raises(ValueError, match="lora"):
-            cls(weights, config, lora)
-    for lora in ([1], {"out": [(zeros.astype(np.float64), zeros.T, 1)]}):
-        with pytest.raises(TypeError, match="lora"):
-            cls(weights, config, lora)
-
-
-@pytest.mark.parametrize("dtype", ["f8", ">f4", "i4", "c8", "f2"])
-def test_weights_are_not_cast(case, dtype):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
-    for name in weights:
-        with pytest.raises(TypeError, match=f"weights: {name} must be a float32 array, got"):
-            type(case.layer)({**weights, name: weights[name].astype(dtype)}, config)
-
-
-@pytest.mark.parametrize("name", ["norm_eps", "l2_eps", "beta_factor", "lower_bound"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, "1", [1], True], ids=repr)
-def test_numbers_are_checked(case, name, value):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
-    with pytest.raises(ValueError, match=f"config: {name} must be a finite number"):
-        type(case.layer)(weights, {**config, name: value})
-
-
-@pytest.mark.parametrize("name", ["norm_eps", "l2_eps"])
-def test_eps_is_not_negative(case, name):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
-    with pytest.raises(ValueError, match="config: norm_eps and l2_eps must not be negative"):
-        type(case.layer)(weights, {**config, name: -1e-6})
-
-
-def test_config_is_read_strictly(case):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
-    for bad, message in (({"lower_bounds": -5}, "config: unknown lower_bounds"), ({"beta_factor": 0}, "beta_factor must be pos"),
-                         ({"beta_factor": -1}, "beta_factor must be positive"), ({"lower_bound": 1}, "lower_bound is the least")):
-        with pytest.raises(ValueError, match=message):
-            type(case.layer)(weights, {**config, **bad})
-
-
-@pytest.mark.parametrize("weights", [None, 5, "x", []], ids=repr)
-def test_weights_are_a_mapping(case, weights):
-    with pytest.raises(TypeError, match="weights must map names to tensors"):
-        type(case.layer).from_state_dict(weights, "", case.config)
-
-
-def test_calls_are_checked(case):
-    ring = case.ring(2)
-    ring.acquire(7)
-    ring.acquire(8)
-    batch = gdn.Batch([7, 7, 8])
-    x = case.x[:3]
-    with ring.begin(batch) as step:
-        for bad, error in ((x[:2], ValueError), (x[:, :63], ValueError), (x.astype(np.float64), TypeError),
-                           (x.tolist(), TypeError)):
-            with pytest.raises(error):
-                case.layer(bad, batch, step, 0)
-        for arguments in ((None, step), (batch, None), (step, batch)):
-            with pytest.raises(TypeError, match="batch and step must be"):
-                case.layer(x, *arguments, 0)
-        with pytest.raises(TypeError, match="trace must be a dict"):
-            case.layer(x, batch, step, 0, trace=[])
-        with pytest.raises(ValueError, match="the step is of sequences"):
-            case.layer(x, gdn.Batch([7, 8, 8]), step, 0)
-        before = bytes(np.asarray(ring.ssm(0))), bytes(np.asarray(ring.conv(0)))
-        for il, options, error in ((1, {}, IndexError), (-1, {}, IndexError), (0.0, {}, TypeError), (True, {}, TypeError),
-                                   (2**80, {}, ValueError), (0, {"mode": "fast"}, ValueError),
-                                   (0, {"n_threads": 0}, ValueError), (0, {"n_threads": 1.5}, TypeError)):
-            with pytest.raises(error):
-                case.layer(x, batch, step, il, **options)
-        assert (bytes(np.asarray(ring.ssm(0))), bytes(np.asarray(ring.conv(0)))) == before
-        case.layer(x, batch, step, np.int64(0))
-    with pytest.raises(ValueError, match="already committed"):
-        case.layer(x, batch, step, 0)
-    other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, "H_v": case.layer.H_v + 1})
-    other.acquire(7)
-    other.acquire(8)
-    with other.begin(batch) as step, pytest.raises(ValueError, match="the ring has .*H_v"):
-        case.layer(x, batch, step, 0)
-
 
 @pytest.mark.parametrize("family", ["qwen3next", "qwen35"])
 def test_gguf(family):

@@ -173,7 +173,17 @@ def _tensors(file, il, config):
     table = {key: (f"blk.{il}.{name}", ne) for key, (name, ne) in table.items()}
     for tensor in table.values():
         file.require(*tensor)
+    _refuse_unused(file, il, {name for name, _ in table.values()})
     return table
+
+
+def _refuse_unused(file, il, used):
+    """A bias or a scale beside the layer's tensors that is read by nobody would make another model of it."""
+    parts = {name.split(".")[2] for name in used}
+    unused = sorted(name for name in file.tensors if name.startswith(f"blk.{il}.") and name not in used
+                    and (name.split(".")[2] in parts or name.split(".")[2].startswith("ssm_")))
+    if unused:
+        raise file.error(f"{', '.join(unused)} of no known use in this layer")
 
 
 def _kda_projections(file, il, E, inner, width):

@@ -72,11 +72,15 @@ def _kimi_config(field):
     size = released("head_dim", None) or field("linear_head_dim")
     width = released("short_conv_kernel_size", None) or field("linear_conv_kernel_dim")
     layer = _layer_config("kda", field, heads, heads, size, size, width, "sigmoid")
-    layer["lower_bound"] = released("gate_lower_bound", None) or field("gate_lower_bound", None)
+    layer["lower_bound"] = released("gate_lower_bound", field("gate_lower_bound", None))
     return layer
 
 
 def _layer_config(kind, field, H_k, H_v, S_k, S_v, width, activation):
+    for name, n in (("key heads", H_k), ("value heads", H_v), ("key size", S_k), ("value size", S_v), ("width", width),
+                    ("hidden_size", field("hidden_size"))):
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+            raise ValueError(f"config: {name} must be a positive integer, got {n!r}")
     return {"kind": kind, "n_embd": field("hidden_size"), "H_k": H_k, "H_v": H_v, "S_k": S_k, "S_v": S_v,
             "width": width, "head_map": "interleaved", "norm_eps": field("rms_norm_eps"), "l2_eps": 1e-6,
             "l2_form": "sum", "beta_factor": 1.0, "activation": activation, "lower_bound": None}
@@ -114,6 +118,8 @@ class _Source:
         self.weights, self.prefix = weights, prefix
         if not callable(getattr(weights, "keys", None)):
             raise TypeError(f"weights must map names to tensors, got {type(weights).__name__}")
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a string, got {prefix!r}")
         self.names = {name for name in weights.keys() if name.startswith(prefix)}
         self.used = {}
 

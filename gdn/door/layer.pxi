@@ -70,15 +70,17 @@ cdef class LayerKernels:
     def gate(self):
         """a = the log decay; b = beta, unless that is sigmoid(b), which the delta rule applies itself."""
         cdef gdn_status status
+        cdef char message[256]
+        message[0] = 0
         with nogil:
             status = do_decay_gate(&self.decay.a, &self.decay.A, &self.decay.dt_bias,
                                    &self.lower_bound if self.bounded else NULL, &self.decay.out, self.n_threads, False,
-                                   NULL, 0)
+                                   message, sizeof(message))
             if status == GDN_OK and self.beta_factor != 1:
                 status = do_decay_gate(&self.factor.a, &self.factor.A, &self.factor.dt_bias, &self.beta_factor,
-                                       &self.factor.out, self.n_threads, False, NULL, 0)
+                                       &self.factor.out, self.n_threads, False, message, sizeof(message))
         if status != GDN_OK:
-            raise_status(status, "")
+            raise_status(status, message)
 
     def update(self):
         """v = the delta rule's output, the ring's state with it."""
@@ -87,8 +89,10 @@ cdef class LayerKernels:
     def norm(self):
         """v = the gated norm of v."""
         cdef gdn_status status
+        cdef char message[256]
+        message[0] = 0
         with nogil:
             status = do_rms_norm_gated(&self.v, &self.z, &self.weight, self.norm_eps, self.activation, &self.v,
-                                       self.n_threads, False, NULL, 0)
+                                       self.n_threads, False, message, sizeof(message))
         if status != GDN_OK:
-            raise_status(status, "")
+            raise_status(status, message)
