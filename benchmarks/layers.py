@@ -9,6 +9,7 @@ import numpy as np
 import gdn
 from benchmarks.check import expect
 from gdn.adapters.transformers import read_layer
+from gdn.layer import _Arrays
 
 N_EMBD = 2048
 FAMILIES = {        # transformers' folder of a family: config, module, (H_k, H_v, S_k, S_v)
@@ -88,46 +89,31 @@ def both_calls(family, n_tokens, n_threads):
 
 # ---- beside the matmuls ----------------------------------------------------------------------------------------------
 
-def matmul_call(layer, n_tokens):
-    """The layer's matrix products alone, on contiguous arrays."""
-    weights = [layer.inputs, *layer.low_rank.values(), layer.out]
-    xs = [np.ones((n_tokens, w.shape[1]), np.float32) for w in weights]
-
-    def call():
-        for x, w in zip(xs, weights, strict=True):
-            np.matmul(x, w.T)
-    return call
-
-
-def kernel_call(layer, n_tokens, n_threads):
-    """The layer's kernels alone, on contiguous arrays, in place on the caches of one sequence."""
-    rng, T, H_k, H_v, S_k, S_v = np.random.default_rng(1), n_tokens, layer.H_k, layer.H_v, layer.S_k, layer.S_v
-
-    def normal(*shape):
-        return rng.standard_normal(shape, np.float32)
-
-    qkv, z, b = normal(1, T, layer.C), normal(T, H_v, S_v), normal(1, T, H_v)
-    a = normal(1, T, H_v, S_k) if layer.KIND == "kda" else normal(1, T, H_v)
-    q, k, v = normal(1, T, H_k, S_k), normal(1, T, H_k, S_k), normal(1, T, H_v, S_v)
-    conv, ssm, row = normal(1, layer.C, layer.width - 1), normal(1, H_v, S_v, S_k), np.zeros(1, np.int64)
+def kernel_call(layer, arrays, n_threads):
+    """The layer's kernels alone, by the public functions: in place on its own arrays and on the caches of one sequence."""
+    t, T, threads = arrays, arrays.qkv.shape[1], {"n_threads": n_threads}
+    conv, ssm = (np.zeros(shape, np.float32) for shape in ((1, layer.C, layer.width - 1),
+                                                           (1, layer.H_v, layer.S_v, layer.S_k)))
+    row = np.zeros(1, np.int64)
     start = row if T == 1 else row - 1
-    u, g, o, y = (np.empty_like(x) for x in (qkv, a, v, z))
-    threads = {"n_threads": n_threads}
+    minus_one, zero = np.full(layer.H_v, -1, np.float32), np.zeros(layer.H_v, np.float32)
 
     def call():
-        gdn.causal_conv1d_inplace(qkv, layer.conv, None, conv, start, row, out=u, **threads)
-        gdn.decay_gate(a, layer.A, layer.dt_bias, out=g, **threads)
-        gdn.gated_delta_net_inplace(q, k, v, g, b, ssm, start, row, head_map="interleaved", qk_l2norm=True,
-                                    beta_logit=True, out=o, **threads)
-        gdn.rms_norm_gated(o[0], z, layer.norm, activation=layer.activation, out=y, **threads)
+        gdn.causal_conv1d_inplace(t.qkv, layer.conv, layer.conv_bias, conv, start, row, out=t.qkv, **threads)
+        gdn.decay_gate(t.a, layer.A, layer.dt_bias, lower_bound=layer.lower_bound, out=t.a, **threads)
+        if layer.beta_factor != 1:
+            gdn.decay_gate(t.b, minus_one, zero, lower_bound=layer.beta_factor, out=t.b, **threads)
+        gdn.gated_delta_net_inplace(t.q, t.k, t.v, t.a, t.b, ssm, start, row, head_map=layer.head_map, qk_l2norm=True,
+                                    beta_logit=layer.beta_factor == 1, out=t.v, **threads)
+        gdn.rms_norm_gated(t.v, t.z, layer.norm, layer.norm_eps, activation=layer.activation, out=t.v, **threads)
     return call
 
 
 def beside(layer, n_tokens, n_threads=1, rounds=None):
     """Seconds (of the layer less its matmuls, of the kernels alone): medians over rounds that take turns.
 
-    The kernels find the caches as the matmuls leave them.  The ring's step, one for all layers of a model, is opened
-    outside both.
+    The kernels find their arrays and the caches as the projections leave them.  The ring's step, one for all layers of a
+    model, is opened outside both.
     """
     inside = []
 
@@ -138,7 +124,8 @@ def beside(layer, n_tokens, n_threads=1, rounds=None):
         return y
 
     (ring, batch), x = one_sequence(layer, n_tokens), tokens(n_tokens)
-    matmuls, kernels = matmul_call(layer, n_tokens), kernel_call(layer, n_tokens, n_threads)
+    arrays = _Arrays(layer, n_tokens)
+    kernels = kernel_call(layer, arrays, n_threads)
     layer._product = timed
     times = []
     for _ in range(rounds or (60 if n_tokens == 1 else 9)):
@@ -147,7 +134,7 @@ def beside(layer, n_tokens, n_threads=1, rounds=None):
             start = time.perf_counter()
             layer(x, batch, step, 0, n_threads=n_threads)
             outside = time.perf_counter() - start - sum(inside)
-        matmuls()
+        layer._project(x, arrays)
         start = time.perf_counter()
         kernels()
         times.append((outside, time.perf_counter() - start))
