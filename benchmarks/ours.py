@@ -8,12 +8,13 @@ from benchmarks.shapes import aligned, inputs
 LAYERS = 24             # recurrent layers of the decode rows: 24 x 2 MiB of state, more than the last-level cache
 
 
-def prefill(shape, n_tokens, n_threads=1, *, data=None, fla_state=False, head_map="tiled", mode="auto"):
-    """One call on a warm state; out and state_out given."""
+def prefill(shape, n_tokens, n_threads=1, *, data=None, states=None, head_map="tiled", mode="auto"):
+    """One call on a warm state; out and state_out given.  states: arrays for the state and the new one."""
     q, k, v, g, beta, state = data or inputs(shape, n_tokens)
     out, state_out = np.empty_like(v), np.empty_like(state)
-    if fla_state:               # [key][value] in memory, seen through swapped axes
-        state, state_out = (np.ascontiguousarray(s.swapaxes(-1, -2)).swapaxes(-1, -2) for s in (state, state_out))
+    if states is not None:
+        states[0][:] = state
+        state, state_out = states
 
     def call():
         gdn.gated_delta_net(q, k, v, g, beta, state, head_map=head_map, mode=mode, out=out, state_out=state_out,

@@ -35,6 +35,7 @@ cdef enum:
     FAST = 2                     # one for all, whole 0
     AHEAD = 8                    # rows of a columns_step from use to fetch
     FETCH = 16384                # bytes from update to fetch: a line with each vector, or all of a row's before it
+    NEAR = 4096                  # the same of a columns_step that writes another place than it read
     ROWS = 4                     # rows whose dots are taken before the first is updated: their reductions overlap
 
 
@@ -146,8 +147,8 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
                               int64_t j0, int64_t n_ahead, const int n, const bint in_stream, const int gate) noexcept nogil:
     """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels).
     Where rows are longer than that, the first step on them fetches all n_ahead floats of each: pieces of rows are no
-    stream that hardware would follow.  A state in caller memory (in_stream) is mostly followed by the next head's, of
-    which the update fetches as much as it has time for."""
+    stream that hardware would follow.  A state updated in caller memory (in_stream) is mostly followed by the next
+    head's, of which the update fetches as much as it has time for; in another place it first needs that."""
     cdef token T = t[0]
     cdef vf acc_k[NC]
     cdef vf acc_q[NC]
@@ -174,8 +175,10 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
             whole = v_set(T.whole[c])
             part = v_set(T.part[c])
         k = T.k[c]
-        if in_stream:
-            v_prefetch(<const float *>(src + S_k * src_nb) + (j0 * S_k + c * n * VL) // FETCH_SHARE, n * VL // FETCH_SHARE)
+        if in_stream and dst != src:
+            v_prefetch(<const float *>(dst + c * dst_nb + NEAR) + j0, n * VL)
+        elif in_stream:
+            v_prefetch(<const float *>(dst + S_k * dst_nb) + (j0 * S_k + c * n * VL) // FETCH_SHARE, n * VL // FETCH_SHARE)
         for j in range(n):
             s = v_load_ordered(<const float *>(src + c * src_nb) + j0 + j * VL)
             v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, decayed(gate, s, whole, part, k * acc_k[j]))
