@@ -227,6 +227,15 @@ def _():
     return max(results.values()), results
 
 
+@row("layouts-24", "decode, 24 layers: states in FLA's order over ggml's", target=1.1, at_least=False)
+def _():
+    check_call(QWEN, 1)
+    fla = ours.layer_states(QWEN)
+    fla = fla.reshape(*fla.shape[:-2], QWEN.S_k, QWEN.S_v).swapaxes(-1, -2)
+    p = compare(ours.decode(QWEN, fla), ours.decode(QWEN, ours.layer_states(QWEN)))
+    return p.ratio, times(p)
+
+
 # Against the peers ----------------------------------------------------------------------------------------------------
 
 PEER_BOUND = 1e-3       # of a peer's answer: it must compute the same thing, how exactly is its own affair
