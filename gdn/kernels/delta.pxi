@@ -154,14 +154,16 @@ cdef void prepare_token(space *sp, int64_t i, int64_t head, int64_t t, float bet
     cdef float one
     cdef int64_t c
     tok.beta = beta
-    tok.kq = dot(tok.k, q, sp.ld)
+    tok.out_d = sp.job.scale * dot(tok.k, q, sp.ld)
     if not sp.job.per_channel:
         v_store_head(&tok.decay, v_exp_whole_part(v_set(g), &whole, &part), 1)
+        tok.out_q = sp.job.scale * tok.decay
         v_store_head(&one, v_and(v_set(1), whole), 1)
         tok.gate = SLOW if one == 1 else FAST
         v_store(tok.part, part)
         return
     tok.gate = PER_CHANNEL
+    tok.out_q = sp.job.scale
     pack_row(tok.part, row_of(sp, &args.g, head, t), args.g.nb[0], sp.job.S_k, sp.ld)
     for c from 0 <= c < sp.ld by VL:
         decay = v_exp_whole_part(v_load(tok.part + c), &whole, &part)

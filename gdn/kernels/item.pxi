@@ -70,7 +70,6 @@ cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept 
         sp.tokens[t].whole = carve(&at, sp.ld + GAP)
         sp.tokens[t].part = carve(&at, sp.ld + GAP)
         sp.tokens[t].decay = 1
-        sp.tokens[t].scale = job.scale
     sp.states = carve(&at, sp.n_heads * sp.state_size)
     return at
 

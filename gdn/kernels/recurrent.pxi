@@ -24,8 +24,8 @@ cdef struct token:               # prepared once per token and value head; zero 
     float *out
     float decay                  # per channel: 1
     float beta
-    float kq
-    float scale
+    float out_q                  # out = out_q (S^T q) + out_d d: scale and decay, scale and k.q
+    float out_d
     int gate                     # PER_CHANNEL, SLOW or FAST
 
 
@@ -135,7 +135,7 @@ cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf
         row = &row_held[0] if held > 0 else <const vf *>(src + m * src_nb)
         row_dots(kd, qd, row, w, held == 0, &dot_k, &dot_q)
         d[m] = T.beta * (T.v[j + m] - T.decay * dot_k)
-        T.out[j + m] = T.scale * (T.decay * dot_q + T.kq * d[m])
+        T.out[j + m] = T.out_q * dot_q + T.out_d * d[m]
     for m in range(n):
         row = &row_held[0] if held > 0 else <const vf *>(src + m * src_nb)
         if VL < 16:
@@ -169,7 +169,7 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
             acc_q[j] += qd * s
     for j in range(n):
         acc_k[j] = T.beta * (v_load(T.v + j0 + j * VL) - T.decay * acc_k[j])
-        v_store(T.out + j0 + j * VL, T.scale * (T.decay * acc_q[j] + T.kq * acc_k[j]))
+        v_store(T.out + j0 + j * VL, T.out_q * acc_q[j] + T.out_d * acc_k[j])
     for c in range(S_k):
         if gate == PER_CHANNEL:
             whole = v_set(T.whole[c])

@@ -114,8 +114,9 @@ static inline void v_two_sums(vf a, vf b, float *sum_a, float *sum_b)
 {
     v_quarter x = v_fold(a), y = v_fold(b);
     v_quarter xy = (v_quarter){x[0], y[0], x[1], y[1]} + (v_quarter){x[2], y[2], x[3], y[3]};
-    *sum_a = xy[0] + xy[2];
-    *sum_b = xy[1] + xy[3];
+    v_quarter sums = xy + (v_quarter){xy[2], xy[3], xy[2], xy[3]};
+    *sum_a = sums[0];
+    *sum_b = sums[1];
 }
 
 static inline vf v_sqrt(vf x)
