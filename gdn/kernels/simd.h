@@ -16,7 +16,7 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, FETCH_SHARE = 4, CHUNK_MAX = 16, CHUNKED_FROM = 8 };
+enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, FETCH_SHARE = 4, CHUNK_MAX = 16, CHUNKED_FROM = 11 };
 #define GDN_LEVEL_NAME "v4"
 #elif defined(__AVX2__)
 enum { VL = 8, MR = 6, NV = 2, NC = 4, HELD_MAX = 8, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5 };
