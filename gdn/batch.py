@@ -18,7 +18,7 @@ class Batch:
     or not consecutive within a sequence.  TypeError: anything but integers.  That the first position continues the
     sequence is checked by ``ring.begin(batch)``.
 
-    n_tokens            entries, padding included
+    n_tokens            entries, padding included;  n_grouped without it
     unique_ids          (n_seqs,) int64 ids in the order of first appearance, lengths (n_seqs,) their tokens
     starts_fresh        (n_seqs,) bool;  first_positions (n_seqs,) int64, -1 = continue
     cu_seqlens          (n_seqs + 1,) int64 bounds of the sequences once grouped
@@ -38,6 +38,7 @@ class Batch:
         self.lengths = np.bincount(ranks[ranks >= 0], minlength=len(self.unique_ids)).astype(np.int64)
         self.cu_seqlens = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         order = np.argsort(ranks, kind="stable")[self.n_tokens - self.cu_seqlens[-1]:]
+        self.n_grouped = len(order)
         self.order = None if np.array_equal(order, np.arange(self.n_tokens)) else order
         self.first_positions = np.full(len(self.unique_ids), -1, np.int64)
         if positions is not None:
@@ -67,14 +68,14 @@ class Batch:
 
     def gather(self, x):
         """Rows of the batch's order, grouped by sequence and without padding; x itself where nothing moves.  ValueError:
-        x (n_tokens, ...) has another number of rows."""
+        x (n_tokens, ...) has another number of rows; TypeError: x is no array."""
         self._check_rows(x, self.n_tokens)
         return x if self.order is None else x[self.order]
 
     def scatter(self, x):
         """Grouped rows back in the batch's order, zeros for padding; x itself where nothing moves.  ValueError: x has
-        not one row for every token that is no padding."""
-        self._check_rows(x, int(self.cu_seqlens[-1]))
+        not n_grouped rows; TypeError: x is no array."""
+        self._check_rows(x, self.n_grouped)
         if self.order is None:
             return x
         out = np.zeros((self.n_tokens, *x.shape[1:]), x.dtype)

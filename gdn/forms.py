@@ -8,8 +8,16 @@
 
 import numpy as np
 
+EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
 JOINED = {"qkv": ("q", "k", "v"), "conv": ("conv_q", "conv_k", "conv_v"),
           "conv_bias": ("conv_bias_q", "conv_bias_k", "conv_bias_v")}
+
+
+def check_extents(c):
+    """ValueError: an extent of the config is no positive integer."""
+    for name in EXTENTS:
+        if isinstance(c[name], bool) or not isinstance(c[name], (int, np.integer)) or c[name] < 1:
+            raise ValueError(f"config: {name} must be a positive integer, got {c[name]!r}")
 
 
 def rows(c):

@@ -12,7 +12,6 @@ __all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-EXTENTS = ("n_embd", "H_k", "H_v", "S_k", "S_v", "width")
 ALONE = 1024      # calls of fewer tokens run their kernels on one thread: BLAS's threads still spin on the other cores
 KEPT = 64         # calls of fewer tokens leave their arrays to the next
 CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
@@ -26,6 +25,7 @@ def _float32(name, x):
 
 
 def _finite(name, x):
+    """x, a number that float32 holds."""
     if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)) or not abs(x) <= FLOAT32_MAX:
         raise ValueError(f"{name} must be a finite number, got {x!r}")
     return float(x)
@@ -64,9 +64,6 @@ class _Layer:
     def __getstate__(self):
         return {**self.__dict__, "_spare": {}}        # copies of views would no longer be views
 
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-
     # ---- loading ---------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -84,7 +81,7 @@ class _Layer:
         return cls(*gguf.read_layer(path, il), lora)
 
     def _read_config(self, config):
-        needed = ("kind", *EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
+        needed = ("kind", *forms.EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
         missing = [name for name in needed if name not in config]
         if missing:
             raise ValueError(f"config lacks {', '.join(missing)}")
@@ -93,11 +90,9 @@ class _Layer:
             raise ValueError(f"config: unknown {', '.join(unknown)}; expected {', '.join(needed)}, lower_bound")
         if config["kind"] != self.KIND:
             raise ValueError(f"config: kind is {config['kind']!r}, {type(self).__name__} needs {self.KIND!r}")
-        for name in EXTENTS:
-            value = config[name]
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"config: {name} must be a positive integer, got {value!r}")
-            setattr(self, name, int(value))
+        forms.check_extents(config)
+        for name in forms.EXTENTS:
+            setattr(self, name, int(config[name]))
         for name, choices in CHOICES.items():
             if config[name] not in choices:
                 raise ValueError(f"config: {name} must be one of {choices}, got {config[name]!r}")
@@ -184,13 +179,13 @@ class _Layer:
         such layer.  A call that raises any of them has written nothing.
         """
         self._check_call(x, batch, step, trace)
-        n = len(batch.order) if batch.order is not None else batch.n_tokens
+        n = batch.n_grouped
         if n_threads is None and n < ALONE:
             n_threads = 1
         t = self._spare.pop(n, None) or _Arrays(self, n)          # a thread at a time has them
         t.kernels.bind(step, batch.cu_seqlens, il, mode, n_threads)
         # In one order whatever the batch: BLAS rounds another way where rows lie another way.
-        self._project(np.ascontiguousarray(x if batch.order is None else batch.gather(x)), t)
+        self._project(np.ascontiguousarray(batch.gather(x)), t)
         see = None if trace is None else _Trace(trace, batch)
         if see:
             see(qkv_mixed=t.qkv, z=t.z, b=t.b, a=t.a)
@@ -210,7 +205,7 @@ class _Layer:
             see(attn_out_norm=t.v, linear_attn_out=y[None])
         if n < KEPT:
             self._spare = {n: t}
-        return y if batch.order is None else batch.scatter(y)
+        return batch.scatter(y)
 
     def _check_call(self, x, batch, step, trace):
         _float32("x", x)

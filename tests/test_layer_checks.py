@@ -73,6 +73,7 @@ def test_eps_is_not_negative(case, name):
 def test_config_is_read_strictly(case):
     weights, config = transformers.read_layer(case.weights, "", case.config)
     for bad, message in (({"lower_bounds": -5}, "config: unknown lower_bounds"), ({"beta_factor": 0}, "beta_factor must be pos"),
+                         ({"S_k": True}, "config: S_k must be a positive integer"),
                          ({"beta_factor": -1}, "beta_factor must be positive"), ({"lower_bound": 1}, "lower_bound is the least")):
         with pytest.raises(ValueError, match=message):
             type(case.layer)(weights, {**config, **bad})

@@ -77,13 +77,11 @@ def _kimi_config(field):
 
 
 def _layer_config(kind, field, H_k, H_v, S_k, S_v, width, activation):
-    for name, n in (("key heads", H_k), ("value heads", H_v), ("key size", S_k), ("value size", S_v), ("width", width),
-                    ("hidden_size", field("hidden_size"))):
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-            raise ValueError(f"config: {name} must be a positive integer, got {n!r}")
-    return {"kind": kind, "n_embd": field("hidden_size"), "H_k": H_k, "H_v": H_v, "S_k": S_k, "S_v": S_v,
-            "width": width, "head_map": "interleaved", "norm_eps": field("rms_norm_eps"), "l2_eps": 1e-6,
-            "l2_form": "sum", "beta_factor": 1.0, "activation": activation, "lower_bound": None}
+    layer = {"kind": kind, "n_embd": field("hidden_size"), "H_k": H_k, "H_v": H_v, "S_k": S_k, "S_v": S_v,
+             "width": width, "head_map": "interleaved", "norm_eps": field("rms_norm_eps"), "l2_eps": 1e-6,
+             "l2_form": "sum", "beta_factor": 1.0, "activation": activation, "lower_bound": None}
+    forms.check_extents(layer)
+    return layer
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------

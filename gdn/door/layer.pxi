@@ -6,7 +6,8 @@ cdef class LayerKernels:
     The arguments are read here once, `bind` points them at the rows of a step, and the kernels take none: after a
     matmul has emptied the caches, reading the arguments of four public functions takes as long as the small kernels.
 
-    t     arrays of the pass: qkv (1, n, C); q, k, v, a and b, which are views of qkv or of their own; z (1, n, H_v, S_v)
+    t     arrays of the pass: qkv (1, n, C) and q, k, v, views of it by head; b (1, n, H_v), a (1, n, H_v[, S_k]),
+          z (1, n, H_v, S_v)
     """
     cdef ConvArrays conv_arrays
     cdef DeltaArrays delta_arrays
@@ -17,8 +18,8 @@ cdef class LayerKernels:
     cdef float norm_eps, lower_bound, beta_factor
     cdef bint bounded
     cdef int32_t activation, n_threads
-    cdef dict extents
-    cdef list kept
+    cdef dict extents             # the layer's, for a refusal
+    cdef list kept                # arrays whose addresses C holds
 
     def __init__(self, layer, t):
         cdef ndarray minus_one = np.full(layer.H_v, -1, np.float32), zero = np.zeros(layer.H_v, np.float32)

@@ -7,8 +7,8 @@
 #
 # Either order walks its memory in one ascending stream, which the hardware's prefetchers follow; two rows side by side
 # take twice the time.  They pause with the stream, though, while a block of rows is updated from the first-level cache:
-# the update fetches what is to be written FETCH bytes on, into the second level.  Fetching while rows are read, or
-# nearer, or into the first level, costs more than it brings.
+# the update fetches what is to be written FETCH bytes on, into the second level.  Nearer, or into the first level, or
+# while rows of ggml's order are read, costs more than it brings.
 #
 # decay = whole + part, whole being 1 from one half up, else 0: rounded to one float, a slow decay would be off the same
 # way at every token.  Per channel, whole is a mask of bits; of one decay it makes two gates.
@@ -34,7 +34,7 @@ cdef enum:
     SLOW = 1                     # one for all, whole 1;
     FAST = 2                     # one for all, whole 0
     AHEAD = 8                    # rows of a columns_step from use to fetch
-    FETCH = 16384                # bytes from update to fetch: a line with each vector, or all of a row's before it
+    FETCH = 16384                # bytes from update to fetch: a line with each vector that is one (VL 16), else a row's
     NEAR = 4096                  # the same of a columns_step that writes another place than it read
     ROWS = 4                     # rows whose dots are taken before the first is updated: their reductions overlap
 
