@@ -2,19 +2,16 @@
 
 # ---- the C face ------------------------------------------------------------------------------------------------
 
-cdef struct delta_call:          # a call on its way: the job, its rows, how it is split
+cdef struct delta_call:          # a call on its way: the job, and how it is split
     gdn_delta_job job
-    row_call rows
-    int n_workers
-    int64_t n_items
-    size_t rows_bytes, worker_bytes
+    call_plan plan
 
 
 cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c, const char *state,
                             const char *state_out) noexcept nogil:
     """Every check of a call but its rows; fills the job's extents and options."""
     cdef gdn_delta_job *job = &c.job
-    cdef gdn_status status
+    cdef const refusal *why = &c.plan.why
     cdef int64_t n_batch = a.q.ne[3], n_tokens = a.q.ne[2]
     job.args = a
     job.S_k = a.q.ne[0]
@@ -27,56 +24,41 @@ cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c, const ch
     job.tiled = a.head_map == GDN_HEAD_TILED
     job.single_tokens = n_tokens * n_batch <= a.n_seqs
     job.scale = a.scale if a.flags & GDN_SCALE_GIVEN else 1 / sqrtf(<float>job.S_k)
-    status = check_delta_options(a, job)
-    if status == GDN_OK:
-        status = check_tensor(a.message, a.message_size, "q", &a.q, job.S_k, job.H_k, n_tokens, n_batch, False)
-    if status == GDN_OK:
-        status = check_tensor(a.message, a.message_size, "k", &a.k, job.S_k, job.H_k, n_tokens, n_batch, False)
-    if status == GDN_OK:
-        status = check_tensor(a.message, a.message_size, "v", &a.v, job.S_v, job.H_v, n_tokens, n_batch, False)
-    if status == GDN_OK:
-        status = check_tensor(a.message, a.message_size, "g", &a.g, job.S_k if job.per_channel else 1, job.H_v,
-                              n_tokens, n_batch, False)
-    if status == GDN_OK:
-        status = check_tensor(a.message, a.message_size, "beta", &a.beta, 1, job.H_v, n_tokens, n_batch, False)
-    if status == GDN_OK:
-        status = check_tensor(a.message, a.message_size, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
-    if status == GDN_OK and a.state.data != NULL:
-        status = check_tensor(a.message, a.message_size, state, &a.state, job.S_k, job.S_v, job.H_v, a.state.ne[3], False)
-    if status == GDN_OK and a.state_out.data != NULL:
-        status = check_tensor(a.message, a.message_size, state_out, &a.state_out, job.S_k, job.S_v, job.H_v,
-                              a.state_out.ne[3], True)
-    return status
+    return (check_delta_options(a, job, why)
+            or check_tensor(why, "q", &a.q, job.S_k, job.H_k, n_tokens, n_batch, False)
+            or check_tensor(why, "k", &a.k, job.S_k, job.H_k, n_tokens, n_batch, False)
+            or check_tensor(why, "v", &a.v, job.S_v, job.H_v, n_tokens, n_batch, False)
+            or check_tensor(why, "g", &a.g, job.S_k if job.per_channel else 1, job.H_v, n_tokens, n_batch, False)
+            or check_tensor(why, "beta", &a.beta, 1, job.H_v, n_tokens, n_batch, False)
+            or check_tensor(why, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
+            or check_states(why, state, &a.state, job, False) or check_states(why, state_out, &a.state_out, job, True))
 
 
-cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta_job *job) noexcept nogil:
+cdef gdn_status check_states(const refusal *why, const char *name, const gdn_tensor *t, const gdn_delta_job *job,
+                             bint writable) noexcept nogil:
+    """States, if given, of any number of rows."""
+    return GDN_OK if t.data == NULL else check_tensor(why, name, t, job.S_k, job.S_v, job.H_v, t.ne[3], writable)
+
+
+cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta_job *job,
+                                    const refusal *why) noexcept nogil:
     if job.S_k < 1 or job.S_v < 1 or job.H_k < 1 or job.H_v < 1:
-        return fail(a.message, a.message_size, GDN_ERR_SHAPE,
+        return fail(why, GDN_ERR_SHAPE,
                     "q and v must have at least one head of size one, got S_k = %lld, H_k = %lld, S_v = %lld, H_v = %lld",
                     job.S_k, job.H_k, job.S_v, job.H_v)
     if job.H_v % job.H_k != 0:
-        return fail(a.message, a.message_size, GDN_ERR_SHAPE, "v: H_v = %lld is no multiple of q's H_k = %lld",
-                    job.H_v, job.H_k)
-    if a.head_map not in (GDN_HEAD_NONE, GDN_HEAD_TILED, GDN_HEAD_INTERLEAVED):
-        return fail(a.message, a.message_size, GDN_ERR_VALUE, "head_map: unknown value %d", a.head_map)
+        return fail(why, GDN_ERR_SHAPE, "v: H_v = %lld is no multiple of q's H_k = %lld", job.H_v, job.H_k)
     if a.head_map == GDN_HEAD_NONE and job.H_v != job.H_k:
-        return fail(a.message, a.message_size, GDN_ERR_VALUE,
+        return fail(why, GDN_ERR_VALUE,
                     "head_map must be \"tiled\" or \"interleaved\" when H_v (%lld) differs from H_k (%lld)",
                     job.H_v, job.H_k)
-    if a.mode not in (GDN_MODE_AUTO, GDN_MODE_CHUNKED, GDN_MODE_RECURRENT):
-        return fail(a.message, a.message_size, GDN_ERR_VALUE, "mode: unknown value %d", a.mode)
     if a.flags & ~<uint32_t>(GDN_QK_L2NORM | GDN_L2_MAX | GDN_BETA_LOGIT | GDN_SCALE_GIVEN):
-        return fail(a.message, a.message_size, GDN_ERR_VALUE, "flags: unknown bits in %u", a.flags)
+        return fail(why, GDN_ERR_VALUE, "flags: unknown bits in %u", a.flags)
     if not isfinite(job.scale):
-        return fail(a.message, a.message_size, GDN_ERR_VALUE, "scale must be finite, got %g", <double>job.scale)
-    if not (a.l2_eps >= 0 and isfinite(a.l2_eps)):
-        return fail(a.message, a.message_size, GDN_ERR_VALUE, "l2_eps must be finite and not negative, got %g",
-                    <double>a.l2_eps)
-    if a.n_threads < 0 or a.reserved != 0:
-        return fail(a.message, a.message_size, GDN_ERR_VALUE, "n_threads is %d, reserved %d", a.n_threads, a.reserved)
-    if a.n_slots < 1:
-        return fail(a.message, a.message_size, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", a.n_slots)
-    return GDN_OK
+        return fail(why, GDN_ERR_VALUE, "scale must be finite, got %g", <double>job.scale)
+    return (check_option(why, "head_map", a.head_map, GDN_HEAD_NONE, GDN_HEAD_INTERLEAVED)
+            or check_option(why, "mode", a.mode, GDN_MODE_AUTO, GDN_MODE_RECURRENT)
+            or check_eps(why, "l2_eps", a.l2_eps) or check_counts(why, a.n_threads, a.reserved, a.n_slots))
 
 
 cdef enum:
@@ -86,6 +68,7 @@ cdef enum:
 cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const char *state,
                            const char *state_out) noexcept nogil:
     """Check a call and decide how it is split and how much scratch it needs; the states are called so in messages."""
+    cdef call_plan *plan = &c.plan
     cdef gdn_status status
     cdef int64_t n_items, most
     cdef double work
@@ -93,21 +76,12 @@ cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const cha
         return GDN_ERR_NULL
     if a.size != sizeof(gdn_delta_net_args):
         return GDN_ERR_ABI
-    status = check_delta(a, c, state, state_out)
-    if status != GDN_OK:
-        return status
-    c.rows.n_seqs = a.n_seqs
-    c.rows.n_slots = a.n_slots
-    c.rows.state = a.state
-    c.rows.state_out = a.state_out
-    c.rows.row_axis = 3
-    c.rows.slot_nb = a.slot_nb
-    c.rows.rows_in = a.rows_in
-    c.rows.rows_out = a.rows_out
-    c.rows.cu_seqlens = a.cu_seqlens
-    c.rows.n_tokens = a.q.ne[2]
-    c.rows.n_batch = a.q.ne[3]
-    status = rows_check(&c.rows, a.message, a.message_size)
+    plan.why.text, plan.why.size = a.message, a.message_size
+    plan.rows.n_seqs, plan.rows.n_slots, plan.rows.slot_nb = a.n_seqs, a.n_slots, a.slot_nb
+    plan.rows.state, plan.rows.state_out, plan.rows.row_axis = a.state, a.state_out, 3
+    plan.rows.rows_in, plan.rows.rows_out, plan.rows.cu_seqlens = a.rows_in, a.rows_out, a.cu_seqlens
+    plan.rows.n_tokens, plan.rows.n_batch = a.q.ne[2], a.q.ne[3]
+    status = check_delta(a, c, state, state_out) or rows_check(&plan.rows, &plan.why)
     if status != GDN_OK:
         return status
     level.delta_plan(&c.job)
@@ -116,12 +90,12 @@ cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const cha
     most = n_items * ((c.job.S_v - 1) // c.job.part_unit + 1)
     if a.n_threads <= 0:
         most = 1 + <int64_t>min(<double>(most - 1), work / LEAST_WORK)
-    c.n_workers = choose_threads(a.n_threads, most)
-    split_columns(&c.job, n_items, c.n_workers)
-    c.n_items = n_items * c.job.n_parts
-    c.n_workers = <int>min(c.n_workers, max(c.n_items, <int64_t>1))
-    c.rows_bytes = rows_scratch_size(&c.rows)
-    c.worker_bytes = level.delta_scratch(&c.job)
+    plan.n_workers = choose_threads(a.n_threads, most)
+    split_columns(&c.job, n_items, plan.n_workers)
+    plan.n_items = n_items * c.job.n_parts
+    plan.n_workers = <int>min(plan.n_workers, max(plan.n_items, <int64_t>1))
+    plan.rows_bytes = rows_scratch_size(&plan.rows)
+    plan.worker_bytes = level.delta_scratch(&c.job)
     return GDN_OK
 
 
@@ -135,44 +109,26 @@ cdef void split_columns(gdn_delta_job *job, int64_t n_items, int n_workers) noex
     job.n_parts = (job.S_v - 1) // job.part_columns + 1
 
 
-cdef size_t delta_bytes(const delta_call *c) noexcept nogil:
-    return 64 + c.rows_bytes + c.n_workers * c.worker_bytes
-
-
 cdef gdn_status c_gated_delta_net_scratch_size(const gdn_delta_net_args *a, size_t *n_bytes) noexcept nogil:
     cdef delta_call c
     cdef gdn_status status = plan_delta(a, &c, "state", "state_out") if n_bytes != NULL else GDN_ERR_NULL
     if status == GDN_OK:
-        n_bytes[0] = delta_bytes(&c)
+        n_bytes[0] = plan_bytes(&c.plan)
     return status
 
 
 cdef gdn_status c_gated_delta_net(const gdn_delta_net_args *a) noexcept nogil:
     cdef delta_call c
-    cdef gdn_status status = plan_delta(a, &c, "state", "state_out")
+    cdef gdn_status status = (plan_delta(a, &c, "state", "state_out")
+                              or check_scratch(&c.plan, a.scratch, a.scratch_size))
     if status == GDN_OK:
-        if a.scratch == NULL or a.scratch_size < delta_bytes(&c):
-            return fail(a.message, a.message_size, GDN_ERR_SCRATCH, "scratch of %llu bytes is needed, got %llu",
-                        <uint64_t>delta_bytes(&c), <uint64_t>a.scratch_size)
-        run_delta(&c, <char *>a.scratch)
+        run_delta(&c, a.scratch)
     return status
 
 
-cdef void run_delta(delta_call *c, char *scratch) noexcept nogil:
-    """A planned call, in scratch of delta_bytes(c)."""
-    cdef run r
-    scratch += -<intptr_t>scratch & 63
-    rows_resolve(&c.rows, scratch, &c.job.state_in, &c.job.state_in_nb, &c.job.state_out)
-    r.fn = level.delta
-    r.job = &c.job
-    r.n_items = c.n_items
-    r.claimed = 0
-    # Long items are claimed one at a time; single tokens go to the same worker every time, whose cache has the state.
-    r.claim = 0 if c.job.single_tokens else 1
-    r.scratch = scratch + c.rows_bytes
-    r.scratch_per_worker = c.worker_bytes
-    r.flush = True
-    run_items(&r, c.n_workers)
+cdef void run_delta(delta_call *c, void *scratch) noexcept nogil:
+    """Long items are claimed; single tokens go to the same worker every time, whose cache has the state."""
+    run_plan(&c.plan, level.delta, &c.job, &c.job.rows, not c.job.single_tokens, scratch)
 
 
 # ---- the Python faces ------------------------------------------------------------------------------------------
@@ -182,10 +138,8 @@ MODES = {"auto": GDN_MODE_AUTO, "chunked": GDN_MODE_CHUNKED, "recurrent": GDN_MO
 L2_FORMS = {"sum": 0, "max": GDN_L2_MAX}
 
 
-cdef class DeltaArrays:
-    """The arrays of one call, kept alive while C holds their addresses."""
-    cdef ndarray q, k, v, g, beta, out, state, state_out
-    cdef ndarray cu_seqlens, rows_in, rows_out
+cdef class DeltaArrays(CallArrays):
+    cdef ndarray q, k, v, g, beta
 
 
 cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit,
@@ -204,6 +158,7 @@ cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l
     a.l2_eps = float_argument(l2_eps, "l2_eps")
     a.n_threads = threads_argument(n_threads)
     a.n_slots = 1
+    a.message, a.message_size = TOLD, sizeof(TOLD)
     return 0
 
 
@@ -216,12 +171,7 @@ cdef int fill_inputs(gdn_delta_net_args *a, DeltaArrays arrays, q, k, v, g, beta
     to_c(arrays.v, &a.v)
     arrays.g = gate_rows(g, "g", &a.q, &a.v, &a.g)
     arrays.beta = gate_rows(beta, "beta", &a.q, &a.v, &a.beta)
-    if cu_seqlens is not None:
-        arrays.cu_seqlens = cu_seqlens_argument(cu_seqlens)
-        a.cu_seqlens = <const int64_t *>PyArray_DATA(arrays.cu_seqlens)
-        a.n_seqs = arrays.cu_seqlens.shape[0] - 1
-    else:
-        a.n_seqs = a.q.ne[3]
+    a.n_seqs = fill_lengths(arrays, cu_seqlens, a.q.ne[3], &a.cu_seqlens)
     arrays.out = np.empty((<object>arrays.v).shape, np.float32) if out is None else fit(out, "out", 4, True)
     to_c(arrays.out, &a.out)
     return 0
@@ -246,36 +196,17 @@ cdef ndarray gate_rows(obj, str name, const gdn_tensor *q, const gdn_tensor *v, 
     return x
 
 
-cdef int check_outputs(DeltaArrays x, str state, str state_out) except -1:
-    """No output overlaps anything, but out may be exactly v and the new state exactly the old."""
-    cdef tuple inputs = (("q", x.q, False), ("k", x.k, False), ("g", x.g, False), ("beta", x.beta, False),
-                         ("cu_seqlens", x.cu_seqlens, False), ("rows_in", x.rows_in, False),
-                         ("rows_out", x.rows_out, False))
-    check_overlap("out", x.out, inputs)
-    check_overlap("out", x.out, (("v", x.v, True), (state, x.state, False)))
-    if x.state_out is not None:
-        check_overlap(state_out, x.state_out, inputs)
-        check_overlap(state_out, x.state_out, (("v", x.v, False), (state, x.state, True), ("out", x.out, False)))
-    return 0
-
-
-cdef int call_delta(gdn_delta_net_args *a, DeltaArrays arrays, str state, str state_out) except -1:
+cdef int call_delta(gdn_delta_net_args *a, DeltaArrays c, str state, str state_out) except -1:
     """Check, then run without the GIL in scratch of the pool."""
-    cdef delta_call c
-    cdef char message[256]
-    cdef gdn_status status
+    cdef delta_call call
     cdef arena *scratch
     cdef bytes state_name = state.encode(), state_out_name = state_out.encode()
-    message[0] = 0
-    a.message = message
-    a.message_size = sizeof(message)
-    status = plan_delta(a, &c, state_name, state_out_name)
-    if status != GDN_OK:
-        raise_status(status, message)
-    check_outputs(arrays, state, state_out)
-    scratch = arena_take(delta_bytes(&c))
+    check(plan_delta(a, &call, state_name, state_out_name))
+    check_outputs(c, (("q", c.q, False), ("k", c.k, False), ("g", c.g, False), ("beta", c.beta, False)), "v", c.v,
+                  state, state_out)
+    scratch = arena_take(plan_bytes(&call.plan))
     with nogil:
-        run_delta(&c, scratch.data)
+        run_delta(&call, scratch.data)
     arena_give(scratch)
     return 0
 
@@ -316,20 +247,11 @@ def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, 
     """
     cdef gdn_delta_net_args a
     cdef DeltaArrays arrays = DeltaArrays()
-    cdef int64_t n_slots
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
-    if state is not None:
-        arrays.state = fit(state, "state", 4, False)
-        to_c(arrays.state, &a.state)
-        if a.state.ne[3] != a.n_seqs:
-            raise ValueError(f"state holds {a.state.ne[3]} sequences, the call has {a.n_seqs}")
-    n_slots = 1 if snapshots is None else count_argument(snapshots, "snapshots")
-    a.n_slots = max(<int64_t>1, min(n_slots, longest_sequence(a.cu_seqlens, a.n_seqs, a.q.ne[2])))
-    arrays.state_out = state_target(
-        (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]), a.n_slots, arrays.state, state_out, snapshots is not None,
-        &a.state_out, &a.slot_nb)
+    a.n_slots = fill_states(arrays, state, state_out, snapshots, (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]),
+                            longest_sequence(a.cu_seqlens, a.n_seqs, a.q.ne[2]), &a.state, &a.state_out, &a.slot_nb)
     call_delta(&a, arrays, "state", "state_out")
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
 
@@ -356,13 +278,7 @@ def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, 
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
-    arrays.state = arrays.state_out = fit(cache, "cache", 4, True)
-    to_c(arrays.state, &a.state)
-    a.state_out = a.state
-    arrays.rows_in = rows_argument(rows_in, "rows_in", a.n_seqs, 1)
-    arrays.rows_out = arrays.rows_in if rows_out is None else rows_argument(rows_out, "rows_out", a.n_seqs, 2)
-    a.rows_in = <const int64_t *>PyArray_DATA(arrays.rows_in)
-    a.rows_out = <const int64_t *>PyArray_DATA(arrays.rows_out)
-    a.n_slots = 1 if arrays.rows_out.ndim == 1 else arrays.rows_out.shape[1]
+    a.n_slots = fill_cache(arrays, cache, 4, rows_in, rows_out, a.n_seqs, &a.state, &a.state_out, &a.rows_in,
+                           &a.rows_out)
     call_delta(&a, arrays, "cache", "cache")
     return arrays.out if out is None else out

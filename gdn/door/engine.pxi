@@ -21,12 +21,12 @@ cdef extern from *:
     static int gdn_forked = 0;
     static void gdn_watch_forks(void) { }
     #endif
-    static inline int64_t gdn_claim(int64_t *counter, int64_t n) { return __atomic_fetch_add(counter, n, __ATOMIC_RELAXED); }
+    static inline int64_t gdn_claim(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
     """
     int GDN_OPENMP
     int gdn_forked
     void gdn_watch_forks() nogil
-    int64_t gdn_claim(int64_t *counter, int64_t n) nogil
+    int64_t gdn_claim(int64_t *counter) nogil
     int omp_get_max_threads() nogil
     int omp_get_num_threads() nogil
     int omp_get_thread_num() nogil
@@ -77,51 +77,36 @@ cdef struct run:                  # one loop over work items
     gdn_item_fn fn
     const void *job
     int64_t n_items
+    bint flush
+    bint claim                    # workers claim one item after another; else each has a fixed share
     int64_t claimed               # next unclaimed item
-    int64_t claim                 # items a worker claims at a time; 0 = a fixed share each
     char *scratch
     size_t scratch_per_worker
-    bint flush
 
 
-cdef void work(run *r) noexcept nogil:
+cdef void work(run *r, int64_t me, int64_t n_workers) noexcept nogil:
     """One worker's part of a run."""
-    cdef int64_t n_workers = omp_get_num_threads(), me = omp_get_thread_num()
-    cdef int64_t item, stop, share
+    cdef int64_t share = r.n_items // n_workers, rest = r.n_items % n_workers
+    cdef int64_t item = gdn_claim(&r.claimed) if r.claim else me * share + min(me, rest)
+    cdef int64_t stop = r.n_items if r.claim else item + share + (me < rest)
     cdef void *scratch = r.scratch + me * r.scratch_per_worker
     cdef uint64_t mode = gdn_flush_begin() if r.flush else 0
-    if r.claim == 0:
-        share = r.n_items // n_workers
-        item = me * share + min(me, r.n_items % n_workers)
-        stop = item + share + (1 if me < r.n_items % n_workers else 0)
-        while item < stop:
-            r.fn(r.job, item, scratch)
-            item += 1
-    else:
-        item = gdn_claim(&r.claimed, r.claim)
-        while item < r.n_items:
-            stop = min(item + r.claim, r.n_items)
-            while item < stop:
-                r.fn(r.job, item, scratch)
-                item += 1
-            item = gdn_claim(&r.claimed, r.claim)
+    while item < stop:
+        r.fn(r.job, item, scratch)
+        item = gdn_claim(&r.claimed) if r.claim else item + 1
     if r.flush:
         gdn_flush_end(mode)
 
 
-cdef void run_items(run *r, int n_workers) noexcept nogil:
+cdef void run_items(gdn_item_fn fn, const void *job, int64_t n_items, int n_workers, bint flush, bint claim=False,
+                    char *scratch=NULL, size_t scratch_per_worker=0) noexcept nogil:
     """Run every item once.  Serial calls do not enter an OpenMP region, so that they work anywhere."""
+    cdef run r
+    cdef run *shared = &r
+    r.fn, r.job, r.n_items, r.flush, r.claim, r.claimed = fn, job, n_items, flush, claim, 0
+    r.scratch, r.scratch_per_worker = scratch, scratch_per_worker
     if n_workers <= 1:
-        run_serial(r)
+        work(shared, 0, 1)
         return
     with parallel(num_threads=n_workers):
-        work(r)
-
-
-cdef void run_serial(run *r) noexcept nogil:
-    cdef int64_t item
-    cdef uint64_t mode = gdn_flush_begin() if r.flush else 0
-    for item in range(r.n_items):
-        r.fn(r.job, item, r.scratch)
-    if r.flush:
-        gdn_flush_end(mode)
+        work(shared, omp_get_thread_num(), omp_get_num_threads())

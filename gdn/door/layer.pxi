@@ -13,31 +13,26 @@ cdef class LayerKernels:
     cdef DeltaArrays delta_arrays
     cdef gdn_conv_args conv
     cdef gdn_delta_net_args delta
-    cdef gate_tensors decay, factor
-    cdef gdn_tensor v, z, weight
-    cdef float norm_eps, lower_bound, beta_factor
-    cdef bint bounded
-    cdef int32_t activation, n_threads
+    cdef rows_call decay, factor, gated_norm
+    cdef bint factored            # beta = beta_factor * sigmoid(b); else the delta rule applies the sigmoid itself
+    cdef int32_t n_threads
     cdef dict extents             # the layer's, for a refusal
     cdef list kept                # arrays whose addresses C holds
 
     def __init__(self, layer, t):
         cdef ndarray minus_one = np.full(layer.H_v, -1, np.float32), zero = np.zeros(layer.H_v, np.float32)
-        self.beta_factor = layer.beta_factor
+        self.factored = layer.beta_factor != 1
         self.conv_arrays, self.delta_arrays = ConvArrays(), DeltaArrays()
         fill_conv(&self.conv, self.conv_arrays, t.qkv, layer.conv, layer.conv_bias, "silu", None, t.qkv, None)
-        fill_options(&self.delta, None, layer.head_map, "auto", True, layer.l2_eps, layer.l2_form,
-                     self.beta_factor == 1, None)
+        fill_options(&self.delta, None, layer.head_map, "auto", True, layer.l2_eps, layer.l2_form, not self.factored,
+                     None)
         fill_inputs(&self.delta, self.delta_arrays, t.q, t.k, t.v, t.a, t.b, t.v, None)
-        self.bounded = layer.lower_bound is not None
-        self.lower_bound = layer.lower_bound if self.bounded else 0
+        plan_gate_arrays(&self.decay, t.a, layer.A, layer.dt_bias, layer.lower_bound, t.a)
         # The bounded gate at A = -1 and no bias is factor * sigmoid(b), in one pass.
-        self.kept = [fill_gate(&self.decay, t.a, layer.A, layer.dt_bias, t.a), layer.A,
-                     fill_gate(&self.factor, t.b, minus_one, zero, t.b), minus_one, t.z, layer.norm]
-        to_c(t.v, &self.v)
-        to_c(t.z, &self.z)
-        to_c(layer.norm, &self.weight)
-        self.norm_eps, self.activation = layer.norm_eps, choice(ACTIVATIONS, layer.activation, "activation")
+        plan_gate_arrays(&self.factor, t.b, minus_one, zero, layer.beta_factor, t.b)
+        plan_norm_arrays(&self.gated_norm, t.v, t.z, layer.norm, layer.norm_eps,
+                         choice(ACTIVATIONS, layer.activation, "activation"), t.v)
+        self.kept = [t.a, layer.A, layer.dt_bias, t.b, minus_one, zero, t.v, t.z, layer.norm]
         self.extents = layer.extents
 
     def bind(self, step, cu_seqlens, il, mode, n_threads):
@@ -70,18 +65,10 @@ cdef class LayerKernels:
 
     def gate(self):
         """a = the log decay; b = beta, unless that is sigmoid(b), which the delta rule applies itself."""
-        cdef gdn_status status
-        cdef char message[256]
-        message[0] = 0
         with nogil:
-            status = do_decay_gate(&self.decay.a, &self.decay.A, &self.decay.dt_bias,
-                                   &self.lower_bound if self.bounded else NULL, &self.decay.out, self.n_threads, False,
-                                   message, sizeof(message))
-            if status == GDN_OK and self.beta_factor != 1:
-                status = do_decay_gate(&self.factor.a, &self.factor.A, &self.factor.dt_bias, &self.beta_factor,
-                                       &self.factor.out, self.n_threads, False, message, sizeof(message))
-        if status != GDN_OK:
-            raise_status(status, message)
+            run_rows(&self.decay, self.n_threads)
+            if self.factored:
+                run_rows(&self.factor, self.n_threads)
 
     def update(self):
         """v = the delta rule's output, the ring's state with it."""
@@ -89,11 +76,5 @@ cdef class LayerKernels:
 
     def norm(self):
         """v = the gated norm of v."""
-        cdef gdn_status status
-        cdef char message[256]
-        message[0] = 0
         with nogil:
-            status = do_rms_norm_gated(&self.v, &self.z, &self.weight, self.norm_eps, self.activation, &self.v,
-                                       self.n_threads, False, message, sizeof(message))
-        if status != GDN_OK:
-            raise_status(status, message)
+            run_rows(&self.gated_norm, self.n_threads)

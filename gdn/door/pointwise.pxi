@@ -1,116 +1,66 @@
-# Doors of the row-wise kernels and of the triangular solve.
+# Doors of the row-wise kernels and of the triangular solve: `plan_*` checks a call and fills its job, `run_*` runs it.
 
-cdef void run_job(gdn_item_fn fn, const void *job, int64_t n_items, int n_workers, bint flush) noexcept nogil:
-    """Items that need no scratch."""
-    cdef run r
-    r.fn = fn
-    r.job = job
-    r.n_items = n_items
-    r.claimed = 0
-    r.claim = 0
-    r.scratch = NULL
-    r.scratch_per_worker = 0
-    r.flush = flush
-    run_items(&r, n_workers)
+cdef struct rows_call:
+    gdn_rows_job job
+    gdn_item_fn fn
+    bint flush
 
 
-cdef void run_rows(gdn_item_fn fn, gdn_rows_job *job, int32_t n_threads, bint flush) noexcept nogil:
+cdef void run_rows(rows_call *c, int32_t n_threads) noexcept nogil:
     """All rows of job.out, split into blocks of some thousand values."""
+    cdef gdn_rows_job *job = &c.job
     cdef int64_t n = job.out.ne[0], n_items
     job.n_rows = job.out.ne[1] * job.out.ne[2] * job.out.ne[3]
     if n == 0 or job.n_rows == 0:
         return
     job.rows_per_item = max(<int64_t>1, 16384 // n)
     n_items = (job.n_rows + job.rows_per_item - 1) // job.rows_per_item
-    run_job(fn, job, n_items, choose_threads(n_threads, n_items), flush)
+    run_items(c.fn, job, n_items, choose_threads(n_threads, n_items), c.flush)
 
 
-cdef gdn_status check_like(char *message, size_t size, const char *name, const gdn_tensor *t, const gdn_tensor *x,
+cdef gdn_status check_like(const refusal *why, const char *name, const gdn_tensor *t, const gdn_tensor *x,
                            bint writable) noexcept nogil:
-    return check_tensor(message, size, name, t, x.ne[0], x.ne[1], x.ne[2], x.ne[3], writable)
+    return check_tensor(why, name, t, x.ne[0], x.ne[1], x.ne[2], x.ne[3], writable)
 
 
-cdef gdn_status check_eps(char *message, size_t size, float eps) noexcept nogil:
-    if not (eps >= 0 and isfinite(eps)):
-        return fail(message, size, GDN_ERR_VALUE, "eps must be finite and not negative, got %g", <double>eps)
-    return GDN_OK
+cdef gdn_status plan_l2_norm(rows_call *c, const refusal *why, const gdn_tensor *x, float eps, int32_t form,
+                             const gdn_tensor *out) noexcept nogil:
+    c.fn, c.flush = level.l2_norm, True
+    c.job.x, c.job.out, c.job.eps, c.job.form = x[0], out[0], eps, form
+    return (check_eps(why, "eps", eps) or check_option(why, "form", form, GDN_L2_FORM_SUM, GDN_L2_FORM_MAX)
+            or check_like(why, "x", x, x, False) or check_like(why, "out", out, x, True))
 
 
-cdef gdn_status do_l2_norm(const gdn_tensor *x, float eps, int32_t form, const gdn_tensor *out, int32_t n_threads,
-                           bint dry, char *message, size_t size) noexcept nogil:
-    """Check, and unless dry run."""
-    cdef gdn_rows_job job
-    cdef gdn_status status = check_eps(message, size, eps)
-    if status == GDN_OK and form not in (GDN_L2_FORM_SUM, GDN_L2_FORM_MAX):
-        status = fail(message, size, GDN_ERR_VALUE, "form: unknown value %d", form)
-    if status == GDN_OK:
-        status = check_like(message, size, "x", x, x, False)
-    if status == GDN_OK:
-        status = check_like(message, size, "out", out, x, True)
-    if status == GDN_OK and not dry:
-        job.x = x[0]
-        job.out = out[0]
-        job.eps = eps
-        job.form = form
-        run_rows(level.l2_norm, &job, n_threads, True)
-    return status
+cdef gdn_status plan_rms_norm_gated(rows_call *c, const refusal *why, const gdn_tensor *x, const gdn_tensor *gate,
+                                    const gdn_tensor *weight, float eps, int32_t activation,
+                                    const gdn_tensor *out) noexcept nogil:
+    c.fn, c.flush = level.rms_norm_gated, True
+    c.job.x, c.job.y, c.job.w, c.job.out = x[0], gate[0], weight[0], out[0]
+    c.job.eps, c.job.activation = eps, activation
+    return (check_eps(why, "eps", eps) or check_option(why, "activation", activation, GDN_ACT_SILU, GDN_ACT_SIGMOID)
+            or check_like(why, "x", x, x, False) or check_like(why, "gate", gate, x, False)
+            or check_tensor(why, "weight", weight, x.ne[0], 1, 1, 1, False) or check_like(why, "out", out, x, True))
 
 
-cdef gdn_status do_rms_norm_gated(const gdn_tensor *x, const gdn_tensor *gate, const gdn_tensor *weight, float eps,
-                                  int32_t activation, const gdn_tensor *out, int32_t n_threads, bint dry,
-                                  char *message, size_t size) noexcept nogil:
-    cdef gdn_rows_job job
-    cdef gdn_status status = check_eps(message, size, eps)
-    if status == GDN_OK and activation not in (GDN_ACT_SILU, GDN_ACT_SIGMOID):
-        status = fail(message, size, GDN_ERR_VALUE, "activation: unknown value %d", activation)
-    if status == GDN_OK:
-        status = check_like(message, size, "x", x, x, False)
-    if status == GDN_OK:
-        status = check_like(message, size, "gate", gate, x, False)
-    if status == GDN_OK:
-        status = check_tensor(message, size, "weight", weight, x.ne[0], 1, 1, 1, False)
-    if status == GDN_OK:
-        status = check_like(message, size, "out", out, x, True)
-    if status == GDN_OK and not dry:
-        job.x = x[0]
-        job.y = gate[0]
-        job.w = weight[0]
-        job.out = out[0]
-        job.eps = eps
-        job.activation = activation
-        run_rows(level.rms_norm_gated, &job, n_threads, True)
-    return status
-
-
-cdef gdn_status do_decay_gate(const gdn_tensor *a, const gdn_tensor *A, const gdn_tensor *dt_bias,
-                              const float *lower_bound, const gdn_tensor *out, int32_t n_threads, bint dry,
-                              char *message, size_t size) noexcept nogil:
-    cdef gdn_rows_job job
-    cdef gdn_status status = check_like(message, size, "a", a, a, False)
-    if status == GDN_OK and lower_bound != NULL and not isfinite(lower_bound[0]):
-        status = fail(message, size, GDN_ERR_VALUE, "lower_bound must be finite, got %g", <double>lower_bound[0])
-    if status == GDN_OK:
-        status = check_tensor(message, size, "A", A, a.ne[1], 1, 1, 1, False)
-    if status == GDN_OK:
-        status = check_tensor(message, size, "dt_bias", dt_bias, a.ne[0], a.ne[1], 1, 1, False)
-    if status == GDN_OK:
-        status = check_like(message, size, "out", out, a, True)
-    if status == GDN_OK and not dry:
-        job.x = a[0]
-        job.y = A[0]
-        job.w = dt_bias[0]
-        job.out = out[0]
-        job.y.nb[1] = A.nb[0]                    # A has one value a head: axis 1
-        job.y.nb[0] = 0
-        if a.ne[0] == 1:                         # scalar gate: vectors run over the heads
-            swap_first_axes(&job.x)
-            swap_first_axes(&job.y)
-            swap_first_axes(&job.w)
-            swap_first_axes(&job.out)
-        job.bounded = lower_bound != NULL
-        job.lower_bound = lower_bound[0] if lower_bound != NULL else 0
-        run_rows(level.decay_gate, &job, n_threads, False)       # subnormal decays are results, not to be flushed
-    return status
+cdef gdn_status plan_decay_gate(rows_call *c, const refusal *why, const gdn_tensor *a, const gdn_tensor *A,
+                                const gdn_tensor *dt_bias, const float *lower_bound,
+                                const gdn_tensor *out) noexcept nogil:
+    cdef gdn_rows_job *job = &c.job
+    c.fn, c.flush = level.decay_gate, False       # subnormal decays are results, not to be flushed
+    job.x, job.y, job.w, job.out = a[0], A[0], dt_bias[0], out[0]
+    job.y.nb[0], job.y.nb[1] = 0, A.nb[0]         # A has one value a head: axis 1
+    if a.ne[0] == 1:                              # scalar gate: vectors run over the heads
+        swap_first_axes(&job.x)
+        swap_first_axes(&job.y)
+        swap_first_axes(&job.w)
+        swap_first_axes(&job.out)
+    job.bounded = lower_bound != NULL
+    job.lower_bound = lower_bound[0] if job.bounded else 0
+    if not isfinite(job.lower_bound):
+        return fail(why, GDN_ERR_VALUE, "lower_bound must be finite, got %g", <double>job.lower_bound)
+    return (check_like(why, "a", a, a, False) or check_tensor(why, "A", A, a.ne[1], 1, 1, 1, False)
+            or check_tensor(why, "dt_bias", dt_bias, a.ne[0], a.ne[1], 1, 1, False)
+            or check_like(why, "out", out, a, True))
 
 
 cdef void swap_first_axes(gdn_tensor *t) noexcept nogil:
@@ -118,71 +68,73 @@ cdef void swap_first_axes(gdn_tensor *t) noexcept nogil:
     t.nb[0], t.nb[1] = t.nb[1], t.nb[0]
 
 
-cdef gdn_status do_solve_tri(const gdn_tensor *a, const gdn_tensor *b, int32_t lower, int32_t unit,
-                             const gdn_tensor *out, int32_t n_threads, bint dry, char *message,
-                             size_t size) noexcept nogil:
-    cdef gdn_solve_job job
-    cdef int64_t n_batch, n_parts, unit_columns = 4 * level.vl
-    cdef int n_workers
-    cdef gdn_status status = check_like(message, size, "b", b, b, False)
-    if status == GDN_OK:
-        status = check_tensor(message, size, "a", a, b.ne[1], b.ne[1], b.ne[2], b.ne[3], False)
-    if status == GDN_OK:
-        status = check_like(message, size, "out", out, b, True)
-    if status == GDN_OK and not dry and b.ne[0] > 0:
-        job.a = a[0]
-        job.b = b[0]
-        job.out = out[0]
-        job.lower = lower
-        job.unit = unit
-        n_batch = b.ne[2] * b.ne[3]
-        n_parts = (b.ne[0] + unit_columns - 1) // unit_columns
-        n_workers = choose_threads(n_threads, n_batch * n_parts)
-        job.n_parts = 1 if n_workers <= n_batch else n_parts
-        job.part_columns = b.ne[0] if job.n_parts == 1 else unit_columns
-        run_job(level.solve_tri, &job, n_batch * job.n_parts, n_workers, False)
-    return status
+cdef gdn_status plan_solve_tri(gdn_solve_job *job, const refusal *why, const gdn_tensor *a, const gdn_tensor *b,
+                               int32_t lower, int32_t unit, const gdn_tensor *out) noexcept nogil:
+    job.a, job.b, job.out, job.lower, job.unit = a[0], b[0], out[0], lower, unit
+    return (check_like(why, "b", b, b, False)
+            or check_tensor(why, "a", a, b.ne[1], b.ne[1], b.ne[2], b.ne[3], False)
+            or check_like(why, "out", out, b, True))
+
+
+cdef void run_solve_tri(gdn_solve_job *job, int32_t n_threads) noexcept nogil:
+    cdef int64_t unit_columns = 4 * level.vl, n_columns = job.b.ne[0], n_batch = job.b.ne[2] * job.b.ne[3]
+    cdef int64_t n_parts = (n_columns + unit_columns - 1) // unit_columns
+    cdef int n_workers = choose_threads(n_threads, n_batch * n_parts)
+    job.n_parts = min(n_parts, <int64_t>1) if n_workers <= n_batch else n_parts
+    job.part_columns = n_columns if job.n_parts <= 1 else unit_columns
+    run_items(level.solve_tri, job, n_batch * job.n_parts, n_workers, False)
 
 
 # ---- the C face ------------------------------------------------------------------------------------------------
 
-cdef gdn_status c_l2_norm(const gdn_tensor *x, float eps, int32_t form, const gdn_tensor *out,
-                          int32_t n_threads) noexcept nogil:
-    if x == NULL or out == NULL:
-        return GDN_ERR_NULL
+cdef refusal SILENT = [NULL, 0]
+
+
+cdef gdn_status run_planned(gdn_status status, rows_call *c, int32_t n_threads) noexcept nogil:
     if n_threads < 0:
         return GDN_ERR_VALUE
-    return do_l2_norm(x, eps, form, out, n_threads, False, NULL, 0)
+    if status == GDN_OK:
+        run_rows(c, n_threads)
+    return status
+
+
+cdef gdn_status c_l2_norm(const gdn_tensor *x, float eps, int32_t form, const gdn_tensor *out,
+                          int32_t n_threads) noexcept nogil:
+    cdef rows_call c
+    if x == NULL or out == NULL:
+        return GDN_ERR_NULL
+    return run_planned(plan_l2_norm(&c, &SILENT, x, eps, form, out), &c, n_threads)
 
 
 cdef gdn_status c_rms_norm_gated(const gdn_tensor *x, const gdn_tensor *gate, const gdn_tensor *weight, float eps,
                                  int32_t activation, const gdn_tensor *out, int32_t n_threads) noexcept nogil:
+    cdef rows_call c
     if x == NULL or gate == NULL or weight == NULL or out == NULL:
         return GDN_ERR_NULL
-    if n_threads < 0:
-        return GDN_ERR_VALUE
-    return do_rms_norm_gated(x, gate, weight, eps, activation, out, n_threads, False, NULL, 0)
+    return run_planned(plan_rms_norm_gated(&c, &SILENT, x, gate, weight, eps, activation, out), &c, n_threads)
 
 
 cdef gdn_status c_decay_gate(const gdn_tensor *a, const gdn_tensor *A, const gdn_tensor *dt_bias,
                              const float *lower_bound, const gdn_tensor *out, int32_t n_threads) noexcept nogil:
+    cdef rows_call c
     if a == NULL or A == NULL or dt_bias == NULL or out == NULL:
         return GDN_ERR_NULL
-    if n_threads < 0:
-        return GDN_ERR_VALUE
-    return do_decay_gate(a, A, dt_bias, lower_bound, out, n_threads, False, NULL, 0)
+    return run_planned(plan_decay_gate(&c, &SILENT, a, A, dt_bias, lower_bound, out), &c, n_threads)
 
 
 cdef gdn_status c_solve_tri(const gdn_tensor *a, const gdn_tensor *b, int32_t lower, int32_t unit,
                             const gdn_tensor *out, int32_t n_threads) noexcept nogil:
+    cdef gdn_solve_job job
+    cdef gdn_status status
     if a == NULL or b == NULL or out == NULL:
         return GDN_ERR_NULL
-    if n_threads < 0:
-        return GDN_ERR_VALUE
-    return do_solve_tri(a, b, lower, unit, out, n_threads, False, NULL, 0)
+    status = plan_solve_tri(&job, &SILENT, a, b, lower, unit, out) if n_threads >= 0 else GDN_ERR_VALUE
+    if status == GDN_OK:
+        run_solve_tri(&job, n_threads)
+    return status
 
 
-# ---- the Python faces: a dry call checks, then overlaps are looked for, then it runs ------------------------------
+# ---- the Python faces --------------------------------------------------------------------------------------------
 
 ACTIVATIONS = {"silu": GDN_ACT_SILU, "sigmoid": GDN_ACT_SIGMOID}
 FORMS = {"sum": GDN_L2_FORM_SUM, "max": GDN_L2_FORM_MAX}
@@ -215,19 +167,15 @@ def l2_norm(x, eps=1e-6, *, form="sum", out=None, n_threads=None):
     cdef ndarray x_ = rows_array(x, "x", False)
     cdef ndarray y = output_like(x_, out)
     cdef gdn_tensor c_x, c_out
-    cdef char message[256]
-    cdef gdn_status status
+    cdef rows_call c
     cdef float c_eps = float_argument(eps, "eps")
     cdef int32_t c_form = choice(FORMS, form, "form"), threads = threads_argument(n_threads)
-    message[0] = 0
     to_c(x_, &c_x)
     to_c(y, &c_out)
-    status = do_l2_norm(&c_x, c_eps, c_form, &c_out, threads, True, message, sizeof(message))
-    if status != GDN_OK:
-        raise_status(status, message)
+    check(plan_l2_norm(&c, &told, &c_x, c_eps, c_form, &c_out))
     check_overlap("out", y, (("x", x_, True),))
     with nogil:
-        do_l2_norm(&c_x, c_eps, c_form, &c_out, threads, False, NULL, 0)
+        run_rows(&c, threads)
     return y if out is None else out
 
 
@@ -243,23 +191,23 @@ def rms_norm_gated(x, gate, weight, eps=1e-6, *, activation="silu", out=None, n_
     cdef ndarray z = rows_array(gate, "gate", False)
     cdef ndarray w = fit(weight, "weight", 1, False)
     cdef ndarray y = output_like(x_, out)
-    cdef gdn_tensor c_x, c_gate, c_weight, c_out
-    cdef char message[256]
-    cdef gdn_status status
-    cdef float c_eps = float_argument(eps, "eps")
-    cdef int32_t c_act = choice(ACTIVATIONS, activation, "activation"), threads = threads_argument(n_threads)
-    message[0] = 0
-    to_c(x_, &c_x)
-    to_c(z, &c_gate)
-    to_c(w, &c_weight)
-    to_c(y, &c_out)
-    status = do_rms_norm_gated(&c_x, &c_gate, &c_weight, c_eps, c_act, &c_out, threads, True, message, sizeof(message))
-    if status != GDN_OK:
-        raise_status(status, message)
+    cdef rows_call c
+    cdef int32_t threads = threads_argument(n_threads)
+    plan_norm_arrays(&c, x_, z, w, float_argument(eps, "eps"), choice(ACTIVATIONS, activation, "activation"), y)
     check_overlap("out", y, (("x", x_, True), ("gate", z, True), ("weight", w, False)))
     with nogil:
-        do_rms_norm_gated(&c_x, &c_gate, &c_weight, c_eps, c_act, &c_out, threads, False, NULL, 0)
+        run_rows(&c, threads)
     return y if out is None else out
+
+
+cdef int plan_norm_arrays(rows_call *c, ndarray x, ndarray gate, ndarray weight, float eps, int32_t activation,
+                          ndarray out) except -1:
+    cdef gdn_tensor c_x, c_gate, c_weight, c_out
+    to_c(x, &c_x)
+    to_c(gate, &c_gate)
+    to_c(weight, &c_weight)
+    to_c(out, &c_out)
+    return check(plan_rms_norm_gated(c, &told, &c_x, &c_gate, &c_weight, eps, activation, &c_out))
 
 
 def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
@@ -277,47 +225,32 @@ def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
     cdef ndarray A_ = fit(A, "A", 1, False)
     cdef ndarray bias = as_array(dt_bias, "dt_bias", False)
     cdef ndarray y
-    cdef gate_tensors c
-    cdef char message[256]
-    cdef gdn_status status
-    cdef float c_bound = 0
-    cdef const float *bound = NULL
+    cdef rows_call c
     cdef int32_t threads = threads_argument(n_threads)
-    message[0] = 0
     if not 3 <= a_.ndim <= 4:
         raise ValueError(f"a must have 3 axes (n_seqs, n_tokens, H) or 4, got shape {(<object>a_).shape}")
     if isinstance(dt_bias, Tensor):
         bias = fit(dt_bias, "dt_bias", 1 if a_.ndim == 3 else 2, False)
-    if lower_bound is not None:
-        c_bound = float_argument(lower_bound, "lower_bound")
-        bound = &c_bound
     y = output_like(a_, out)
-    bias = fill_gate(&c, a_, A_, bias, y)
-    status = do_decay_gate(&c.a, &c.A, &c.dt_bias, bound, &c.out, threads, True, message, sizeof(message))
-    if status != GDN_OK:
-        raise_status(status, message)
+    plan_gate_arrays(&c, a_, A_, bias, lower_bound, y)
     check_overlap("out", y, (("a", a_, True), ("A", A_, False), ("dt_bias", bias, False)))
     with nogil:
-        do_decay_gate(&c.a, &c.A, &c.dt_bias, bound, &c.out, threads, False, NULL, 0)
+        run_rows(&c, threads)
     return y if out is None else out
 
 
-cdef struct gate_tensors:
-    gdn_tensor a, A, dt_bias, out
-
-
-cdef ndarray fill_gate(gate_tensors *c, ndarray a, ndarray A, ndarray bias, ndarray out):
-    """The C form of a gate's arrays; returns dt_bias as it is read."""
-    bias = per_channel_bias(bias, a)
-    to_c(a, &c.a)
-    to_c(A, &c.A)
-    to_c(bias, &c.dt_bias)
-    to_c(out, &c.out)
+cdef int plan_gate_arrays(rows_call *c, ndarray a, ndarray A, ndarray dt_bias, lower_bound, ndarray out) except -1:
+    cdef gdn_tensor c_a, c_A, c_bias, c_out
+    cdef float bound = 0 if lower_bound is None else float_argument(lower_bound, "lower_bound")
+    to_c(a, &c_a)
+    to_c(A, &c_A)
+    to_c(per_channel_bias(dt_bias, a), &c_bias)
+    to_c(out, &c_out)
     if a.ndim == 3:
-        add_unit_axis(&c.a)
-        add_unit_axis(&c.dt_bias)
-        add_unit_axis(&c.out)
-    return bias
+        add_unit_axis(&c_a)
+        add_unit_axis(&c_bias)
+        add_unit_axis(&c_out)
+    return check(plan_decay_gate(c, &told, &c_a, &c_A, &c_bias, &bound if lower_bound is not None else NULL, &c_out))
 
 
 cdef ndarray per_channel_bias(ndarray bias, ndarray a):
@@ -348,20 +281,16 @@ def solve_tri(a, b, *, lower=True, unit=False, out=None, n_threads=None):
     cdef ndarray b_ = rows_array(b, "b", False)
     cdef ndarray y = output_like(b_, out)
     cdef gdn_tensor c_a, c_b, c_out
-    cdef char message[256]
-    cdef gdn_status status
+    cdef gdn_solve_job job
     cdef int32_t c_lower = flag_argument(lower, "lower"), c_unit = flag_argument(unit, "unit")
     cdef int32_t threads = threads_argument(n_threads)
-    message[0] = 0
     if a_.ndim < 2 or b_.ndim < 2:
         raise ValueError(f"a and b must have at least 2 axes, got shapes {(<object>a_).shape} and {(<object>b_).shape}")
     to_c(a_, &c_a)
     to_c(b_, &c_b)
     to_c(y, &c_out)
-    status = do_solve_tri(&c_a, &c_b, c_lower, c_unit, &c_out, threads, True, message, sizeof(message))
-    if status != GDN_OK:
-        raise_status(status, message)
+    check(plan_solve_tri(&job, &told, &c_a, &c_b, c_lower, c_unit, &c_out))
     check_overlap("out", y, (("a", a_, False), ("b", b_, True)))
     with nogil:
-        do_solve_tri(&c_a, &c_b, c_lower, c_unit, &c_out, threads, False, NULL, 0)
+        run_solve_tri(&job, threads)
     return y if out is None else out

@@ -32,56 +32,56 @@ cdef inline int64_t row_out(const row_call *r, int64_t i, int64_t slot) noexcept
     return slot * r.n_seqs + i if r.rows_out == NULL else r.rows_out[i * r.n_slots + slot]
 
 
-cdef gdn_status rows_check(const row_call *r, char *message, size_t size) noexcept nogil:
+cdef gdn_status rows_check(const row_call *r, const refusal *why) noexcept nogil:
     """Packed lengths, rows in range, no row written twice."""
-    cdef gdn_status status = check_lengths(r, message, size)
+    cdef gdn_status status = check_lengths(r, why)
     cdef int64_t n_in = r.state.ne[r.row_axis], n_out = r.state_out.ne[r.row_axis]
     cdef int64_t i
     if status != GDN_OK:
         return status
     if r.n_slots > (<int64_t>1 << 40) // max(r.n_seqs, <int64_t>1):                    # their product is a size
-        return fail(message, size, GDN_ERR_VALUE, "%lld sequences cannot keep %lld slots each", r.n_seqs, r.n_slots)
+        return fail(why, GDN_ERR_VALUE, "%lld sequences cannot keep %lld slots each", r.n_seqs, r.n_slots)
     if r.state.data != NULL and r.rows_in == NULL and n_in < r.n_seqs:
-        return fail(message, size, GDN_ERR_SHAPE, "state has %lld rows, the call has %lld sequences", n_in, r.n_seqs)
+        return fail(why, GDN_ERR_SHAPE, "state has %lld rows, the call has %lld sequences", n_in, r.n_seqs)
     if r.rows_in != NULL and r.state.data != NULL:
         for i in range(r.n_seqs):
             if not -1 <= r.rows_in[i] < n_in:
-                return fail(message, size, GDN_ERR_ROW, "rows_in[%lld] is %lld, the cache has %lld rows", i,
+                return fail(why, GDN_ERR_ROW, "rows_in[%lld] is %lld, the cache has %lld rows", i,
                             r.rows_in[i], n_in)
     if r.state_out.data == NULL:
         return GDN_OK
     if r.rows_out == NULL:
         if r.n_slots > 1 and r.slot_nb & 3:
-            return fail(message, size, GDN_ERR_STRIDE, "slot_nb is %lld, no multiple of 4", r.slot_nb)
+            return fail(why, GDN_ERR_STRIDE, "slot_nb is %lld, no multiple of 4", r.slot_nb)
         if n_out < r.n_seqs * (r.n_slots if r.slot_nb == 0 else 1):
-            return fail(message, size, GDN_ERR_SHAPE, "state_out has %lld rows, %lld sequences keep %lld slots", n_out,
+            return fail(why, GDN_ERR_SHAPE, "state_out has %lld rows, %lld sequences keep %lld slots", n_out,
                         r.n_seqs, r.n_slots)
         return GDN_OK
     for i in range(r.n_seqs * r.n_slots):
         if not -1 <= r.rows_out[i] < n_out:
-            return fail(message, size, GDN_ERR_ROW, "rows_out[%lld, %lld] is %lld, the cache has %lld rows",
+            return fail(why, GDN_ERR_ROW, "rows_out[%lld, %lld] is %lld, the cache has %lld rows",
                         i // r.n_slots, i % r.n_slots, r.rows_out[i], n_out)
-    return check_written_once(r, message, size)
+    return check_written_once(r, why)
 
 
-cdef gdn_status check_lengths(const row_call *r, char *message, size_t size) noexcept nogil:
+cdef gdn_status check_lengths(const row_call *r, const refusal *why) noexcept nogil:
     cdef int64_t i
     if r.n_seqs < 0:
-        return fail(message, size, GDN_ERR_SHAPE, "n_seqs is %lld", r.n_seqs)
+        return fail(why, GDN_ERR_SHAPE, "n_seqs is %lld", r.n_seqs)
     if r.cu_seqlens == NULL:
         if r.n_batch != r.n_seqs:
-            return fail(message, size, GDN_ERR_SHAPE, "n_seqs is %lld, the arrays hold %lld", r.n_seqs, r.n_batch)
+            return fail(why, GDN_ERR_SHAPE, "n_seqs is %lld, the arrays hold %lld", r.n_seqs, r.n_batch)
         return GDN_OK
     if r.n_batch != 1:
-        return fail(message, size, GDN_ERR_SHAPE, "with cu_seqlens the arrays have n_seqs = 1, got %lld", r.n_batch)
+        return fail(why, GDN_ERR_SHAPE, "with cu_seqlens the arrays have n_seqs = 1, got %lld", r.n_batch)
     if r.cu_seqlens[0] != 0:
-        return fail(message, size, GDN_ERR_VALUE, "cu_seqlens must start at 0, got %lld", r.cu_seqlens[0])
+        return fail(why, GDN_ERR_VALUE, "cu_seqlens must start at 0, got %lld", r.cu_seqlens[0])
     for i in range(r.n_seqs):
         if r.cu_seqlens[i + 1] < r.cu_seqlens[i]:
-            return fail(message, size, GDN_ERR_VALUE, "cu_seqlens must not decrease, got %lld after %lld",
+            return fail(why, GDN_ERR_VALUE, "cu_seqlens must not decrease, got %lld after %lld",
                         r.cu_seqlens[i + 1], r.cu_seqlens[i])
     if r.cu_seqlens[r.n_seqs] != r.n_tokens:
-        return fail(message, size, GDN_ERR_VALUE, "cu_seqlens ends at %lld, the arrays hold %lld tokens",
+        return fail(why, GDN_ERR_VALUE, "cu_seqlens ends at %lld, the arrays hold %lld tokens",
                     r.cu_seqlens[r.n_seqs], r.n_tokens)
     return GDN_OK
 
@@ -133,13 +133,13 @@ cdef inline bint is_written(const row_window *w, int64_t row) noexcept nogil:
     return w.first <= row < w.stop and (w.written[(row - w.first) >> 6] >> ((row - w.first) & 63)) & 1
 
 
-cdef gdn_status check_written_once(const row_call *r, char *message, size_t size) noexcept nogil:
+cdef gdn_status check_written_once(const row_call *r, const refusal *why) noexcept nogil:
     """Only slots that exist are written."""
     cdef row_window w
     w.stop = 0
     while next_window(r, &w):
         if w.twice >= 0:
-            return fail(message, size, GDN_ERR_ROW, "rows_out: row %lld is written twice", w.twice)
+            return fail(why, GDN_ERR_ROW, "rows_out: row %lld is written twice", w.twice)
     return GDN_OK
 
 
@@ -154,8 +154,7 @@ cdef bint is_own(const row_call *r, int64_t i, int64_t row) noexcept nogil:
     return False
 
 
-cdef int64_t stage_conflicts(const row_call *r, float *staged, const char **state_in,
-                             const int64_t **state_in_nb) noexcept nogil:
+cdef int64_t stage_conflicts(const row_call *r, float *staged, gdn_state_rows *rows) noexcept nogil:
     """How many sequences start from a row that another one writes; copies those rows unless staged is NULL."""
     cdef row_window w
     cdef int64_t i, row, n = 0
@@ -167,9 +166,9 @@ cdef int64_t stage_conflicts(const row_call *r, float *staged, const char **stat
             row = row_in(r, i)
             if is_written(&w, row) and not is_own(r, i, row):      # own rows are unique: no row is written twice
                 if staged != NULL:
-                    stage(r, staged, state_in[i])
-                    state_in[i] = <const char *>staged
-                    state_in_nb[i] = r.staged_nb
+                    stage(r, staged, rows.state_in[i])
+                    rows.state_in[i] = <const char *>staged
+                    rows.state_in_nb[i] = r.staged_nb
                     staged += row_elements(r)
                 n += 1
     return n
@@ -189,22 +188,21 @@ cdef inline size_t round_up_64(size_t n) noexcept nogil:
 
 cdef size_t rows_scratch_size(const row_call *r) noexcept nogil:
     """Bytes rows_resolve needs."""
-    return tables_size(r) + round_up_64(stage_conflicts(r, NULL, NULL, NULL) * row_elements(r) * sizeof(float))
+    return tables_size(r) + round_up_64(stage_conflicts(r, NULL, NULL) * row_elements(r) * sizeof(float))
 
 
-cdef void rows_resolve(row_call *r, char *scratch, const char ***state_in, const int64_t ***state_in_nb,
-                       char ***state_out) noexcept nogil:
+cdef void rows_resolve(row_call *r, char *scratch, gdn_state_rows *rows) noexcept nogil:
     """The address tables of a checked call, in scratch; rows in conflict are copied there too."""
     cdef int64_t i, slot, row
     cdef char *target
-    state_in[0] = <const char **>scratch
-    state_in_nb[0] = <const int64_t **>(scratch + r.n_seqs * sizeof(void *))
-    state_out[0] = <char **>(scratch + 2 * r.n_seqs * sizeof(void *))
+    rows.state_in = <const char **>scratch
+    rows.state_in_nb = <const int64_t **>(scratch + r.n_seqs * sizeof(void *))
+    rows.state_out = <char **>(scratch + 2 * r.n_seqs * sizeof(void *))
     r.staged_nb[:] = [4, 4 * r.state.ne[0], 4 * r.state.ne[0] * r.state.ne[1]]
     for i in range(r.n_seqs):
         row = row_in(r, i)
-        state_in[0][i] = NULL if row < 0 else <char *>r.state.data + row * r.state.nb[r.row_axis]
-        state_in_nb[0][i] = r.state.nb
+        rows.state_in[i] = NULL if row < 0 else <char *>r.state.data + row * r.state.nb[r.row_axis]
+        rows.state_in_nb[i] = r.state.nb
         for slot in range(r.n_slots):
             row = row_out(r, i, slot)
             target = <char *>r.state_out.data
@@ -212,8 +210,8 @@ cdef void rows_resolve(row_call *r, char *scratch, const char ***state_in, const
                 target += i * r.state_out.nb[r.row_axis] + slot * r.slot_nb
             else:
                 target += row * r.state_out.nb[r.row_axis]
-            state_out[0][i * r.n_slots + slot] = NULL if row < 0 else target
-    stage_conflicts(r, <float *>(scratch + tables_size(r)), state_in[0], state_in_nb[0])
+            rows.state_out[i * r.n_slots + slot] = NULL if row < 0 else target
+    stage_conflicts(r, <float *>(scratch + tables_size(r)), rows)
 
 
 cdef void stage(const row_call *r, float *target, const char *row) noexcept nogil:
@@ -223,84 +221,3 @@ cdef void stage(const row_call *r, float *target, const char *row) noexcept nogi
             for i0 in range(r.state.ne[0]):
                 target[0] = (<const float *>(row + i0 * r.state.nb[0] + i1 * r.state.nb[1] + i2 * r.state.nb[2]))[0]
                 target += 1
-
-
-# ---- Python arguments ------------------------------------------------------------------------------------------
-
-cdef ndarray integers(obj, str name, error):
-    """An int64 contiguous array of integers, the object's own memory where that is one already."""
-    cdef ndarray x = obj if type(obj) is ndarray else np.asarray(obj)
-    if x.ndim == 0:
-        raise (ValueError if (<object>x).dtype.kind in "iu" else TypeError)(f"{name} must be an array, got {obj!r}")
-    if PyArray_TYPE(x) == NPY_INT64 and PyArray_IS_C_CONTIGUOUS(x):
-        return x
-    if (<object>x).dtype.kind not in "iu" and x.size > 0:
-        raise TypeError(f"{name} must hold integers, got {(<object>x).dtype}")
-    if (<object>x).dtype == np.uint64 and x.size > 0 and (<object>x).max() > 2**63 - 1:
-        raise error(f"{name}: {(<object>x).max()} is beyond int64")
-    return np.ascontiguousarray(x, np.int64)
-
-
-cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):
-    """rows_in (n_seqs,), or rows_out (n_seqs,) or (n_seqs, K)."""
-    cdef ndarray x = integers(obj, name, IndexError)
-    if not 1 <= x.ndim <= max_ndim or x.shape[0] != n_seqs:
-        raise ValueError(f"{name} must have shape ({n_seqs},){' or (%d, K)' % n_seqs if max_ndim == 2 else ''}, "
-                         f"got {(<object>x).shape}")
-    if x.ndim == 2 and x.shape[1] < 1:
-        raise ValueError(f"{name} must have at least one slot, got shape {(<object>x).shape}")
-    return x
-
-
-cdef ndarray cu_seqlens_argument(obj):
-    cdef ndarray x = integers(obj, "cu_seqlens", ValueError)
-    if x.ndim != 1 or x.shape[0] < 1:
-        raise ValueError(f"cu_seqlens must have shape (n_seqs + 1,), got {(<object>x).shape}")
-    return x
-
-
-cdef int64_t longest_sequence(const int64_t *cu_seqlens, int64_t n_seqs, int64_t n_tokens) noexcept:
-    cdef int64_t i, longest = 0
-    if cu_seqlens == NULL:
-        return n_tokens
-    for i in range(n_seqs):
-        longest = max(longest, cu_seqlens[i + 1] - cu_seqlens[i])
-    return longest
-
-
-cdef ndarray state_target(tuple shape, int64_t n_slots, ndarray state, state_out, bint with_slots, gdn_tensor *c_out,
-                          int64_t *slot_nb):
-    """Allocate or check state_out, `shape` a slot, its slots slot_nb bytes apart.  Allocated in the order of the state
-    given, or with zeros for slots that will not exist."""
-    cdef ndarray x, first
-    cdef int ndim = len(shape)
-    if state_out is None:
-        if with_slots:
-            x = np.zeros((n_slots, *shape), np.float32)
-        else:
-            x = np.empty(shape, np.float32) if state is None else np.empty_like(state)
-    elif not with_slots:
-        x = fit(state_out, "state_out", ndim, True)
-    elif isinstance(state_out, Tensor):
-        x = split_slots(fit(state_out, "state_out", ndim, True), shape[0])
-    else:
-        x = fit(state_out, "state_out", ndim + 1, True)
-    first = x
-    if with_slots:
-        if x.shape[0] < n_slots:
-            raise ValueError(f"state_out has {x.shape[0]} slots, {n_slots} snapshots are to be kept")
-        slot_nb[0] = x.strides[0] if x.strides[0] != 0 else 4         # empty slots have no distance, 0 has a meaning
-        first = x[0]
-    if (<object>first).shape != shape:
-        raise ValueError(f"state_out holds states of shape {(<object>first).shape}, the call makes {shape}")
-    to_c(first, c_out)
-    return x
-
-
-cdef ndarray split_slots(ndarray x, int64_t n_seqs):
-    """(K * n_seqs, ...) slot-major as (K, n_seqs, ...), the same memory."""
-    cdef tuple shape = (<object>x).shape, strides = (<object>x).strides
-    if n_seqs < 1 or x.shape[0] % n_seqs != 0:
-        raise ValueError(f"state_out has {x.shape[0]} rows, no multiple of the call's {n_seqs} sequences")
-    return np.lib.stride_tricks.as_strided(x, (x.shape[0] // n_seqs, n_seqs, *shape[1:]),
-                                           (n_seqs * strides[0], *strides))

@@ -55,8 +55,8 @@ cdef void conv_load(conv_space *sp) noexcept nogil:
     """Weights, bias and the carried inputs of this part, channels contiguous."""
     cdef const gdn_tensor *w = &sp.job.args.weight
     cdef const gdn_tensor *b = &sp.job.args.bias
-    cdef const char *state = sp.job.state_in[sp.seq]
-    cdef const int64_t *nb = sp.job.state_in_nb[sp.seq]
+    cdef const char *state = sp.job.rows.state_in[sp.seq]
+    cdef const int64_t *nb = sp.job.rows.state_in_nb[sp.seq]
     cdef int64_t p
     for p in range(sp.job.width):
         pack_row(sp.weight + p * sp.ld, <const char *>w.data + p * w.nb[0] + sp.channel * w.nb[1], w.nb[1],
@@ -86,7 +86,7 @@ cdef void conv_keep(const conv_space *sp) noexcept nogil:
     cdef const char *src
     cdef int64_t src_nb
     for slot in range(sp.job.n_slots):
-        row = sp.job.state_out[sp.seq * sp.job.n_slots + slot]
+        row = sp.job.rows.state_out[sp.seq * sp.job.n_slots + slot]
         if row == NULL:
             continue
         for p in range(sp.job.width - 1):

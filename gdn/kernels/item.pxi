@@ -125,14 +125,14 @@ cdef inline char *columns_of(const space *sp, const gdn_tensor *x, int64_t head,
 cdef inline char *slot_of(const space *sp, int64_t t) noexcept nogil:
     """The row that keeps the state after token t, NULL if none does."""
     cdef int64_t slot = sp.n_tokens - 1 - t
-    return sp.job.state_out[sp.seq * sp.job.n_slots + slot] if slot < sp.job.n_slots else NULL
+    return sp.job.rows.state_out[sp.seq * sp.job.n_slots + slot] if slot < sp.job.n_slots else NULL
 
 
 cdef plane plane_in(const space *sp, int64_t m) noexcept nogil:
     """Where head m starts from; p NULL is zeros."""
     cdef plane x
-    cdef const int64_t *nb = sp.job.state_in_nb[sp.seq]
-    x.p = <char *>sp.job.state_in[sp.seq]
+    cdef const int64_t *nb = sp.job.rows.state_in_nb[sp.seq]
+    x.p = <char *>sp.job.rows.state_in[sp.seq]
     x.nb[0] = nb[0]
     x.nb[1] = nb[1]
     if x.p != NULL:
@@ -166,9 +166,9 @@ cdef plane plane_after(const space *sp, int64_t m, int64_t t, int order) noexcep
 
 cdef int state_order(const space *sp) noexcept nogil:
     """Whether every row this item reads or writes can be worked on in place, and along which index."""
-    cdef const int64_t *nb_in = sp.job.state_in_nb[sp.seq]
+    cdef const int64_t *nb_in = sp.job.rows.state_in_nb[sp.seq]
     cdef const int64_t *nb_out = sp.job.args.state_out.nb
-    cdef bint reads = sp.job.state_in[sp.seq] != NULL, writes = sp.job.args.state_out.data != NULL
+    cdef bint reads = sp.job.rows.state_in[sp.seq] != NULL, writes = sp.job.args.state_out.data != NULL
     if sp.job.S_k % VL == 0 and (not reads or nb_in[0] == 4) and (not writes or nb_out[0] == 4):
         return KEYS
     if sp.n_columns % VL == 0 and (not reads or nb_in[1] == 4) and (not writes or nb_out[1] == 4):
@@ -202,7 +202,7 @@ cdef void keep_head(const space *sp, int64_t m, int64_t t) noexcept nogil:
 
 cdef void pass_state_on(const space *sp, int64_t m) noexcept nogil:
     """A sequence without tokens: its state, bit for bit."""
-    cdef char *row = sp.job.state_out[sp.seq * sp.job.n_slots]
+    cdef char *row = sp.job.rows.state_out[sp.seq * sp.job.n_slots]
     cdef plane source = plane_in(sp, m), target
     if row != NULL:
         target = plane_in_slot(sp, row, m)

@@ -7,6 +7,14 @@
 
 #include "gdn.h"
 
+/* Where the states of a call lie. */
+typedef struct gdn_state_rows {
+    const char   **state_in;          /* where sequence i starts: NULL is zeros */
+    const int64_t **state_in_nb;      /* its first byte strides (a staged row has its own) */
+    char         **state_out;         /* where slot s of sequence i goes: [i * n_slots + s], NULL is nowhere;
+                                         strides: args->state_out.nb */
+} gdn_state_rows;
+
 /* One delta-rule call.  Work item i = (sequence, group of value heads, column part); groups are the value heads
  * that share a key head (n_groups = H_k) or single ones (H_v); columns are [part * part_columns, ...) of each head. */
 typedef struct gdn_delta_job {
@@ -21,11 +29,7 @@ typedef struct gdn_delta_job {
     int64_t part_unit;                /* parts are multiples of this many columns */
     int64_t n_groups;
     int64_t n_parts, part_columns;    /* columns are split only when heads and sequences are fewer than threads */
-    /* Where sequence i starts: NULL is zeros.  Its byte strides over key, value column and head. */
-    const char   **state_in;
-    const int64_t **state_in_nb;      /* n_seqs pointers to 3 strides (a staged row has its own) */
-    /* Where slot s of sequence i goes: [i * n_slots + s], NULL is nowhere.  Strides: args->state_out.nb. */
-    char         **state_out;
+    gdn_state_rows rows;              /* strides over key, value column and head */
 } gdn_delta_job;
 
 /* One convolution call.  Work item i = (sequence, channel part). */
@@ -33,9 +37,7 @@ typedef struct gdn_conv_job {
     const gdn_conv_args *args;
     int64_t channels, width, n_seqs, n_slots;
     int64_t n_parts, part_channels;
-    const char   **state_in;          /* as above, strides over window position and channel */
-    const int64_t **state_in_nb;
-    char         **state_out;
+    gdn_state_rows rows;              /* strides over window position and channel */
 } gdn_conv_job;
 
 /* A row-wise call (l2_norm, rms_norm_gated, decay_gate): work item i = a block of rows along ne[0]. */

@@ -5,6 +5,10 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from gdn._core cimport gdn_conv_args, gdn_delta_net_args, gdn_tensor
 
 cdef extern from "level.h" nogil:
+    ctypedef struct gdn_state_rows:
+        const char **state_in
+        const int64_t **state_in_nb
+        char **state_out
     ctypedef struct gdn_delta_job:
         const gdn_delta_net_args *args
         int64_t H_k, H_v, S_k, S_v, n_seqs, n_slots
@@ -14,16 +18,12 @@ cdef extern from "level.h" nogil:
         int64_t chunked_from, chunk
         int64_t part_unit, n_groups
         int64_t n_parts, part_columns
-        const char **state_in
-        const int64_t **state_in_nb
-        char **state_out
+        gdn_state_rows rows
     ctypedef struct gdn_conv_job:
         const gdn_conv_args *args
         int64_t channels, width, n_seqs, n_slots
         int64_t n_parts, part_channels
-        const char **state_in
-        const int64_t **state_in_nb
-        char **state_out
+        gdn_state_rows rows
     ctypedef struct gdn_rows_job:
         gdn_tensor x, y, w, out
         int64_t n_rows, rows_per_item
