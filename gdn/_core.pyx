@@ -11,7 +11,7 @@ from cython.parallel cimport parallel
 from libc.math cimport isfinite, sqrtf
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
-from numpy cimport NPY_INT64, PyArray_DATA, PyArray_IS_C_CONTIGUOUS, PyArray_TYPE, ndarray
+from numpy cimport NPY_INT64, PyArray_DATA, PyArray_ISCARRAY_RO, PyArray_TYPE, ndarray
 
 from gdn._tensor cimport Tensor, as_array, check_overlap, fit, to_c
 from gdn.kernels.level cimport *

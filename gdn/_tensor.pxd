@@ -31,8 +31,8 @@ cdef Tensor tensor_over(const gdn_tensor *t, object owner)
 # A zero-copy float32 array over obj (ndarray, Tensor, buffer or DLPack object), or the error a caller should see.
 cdef ndarray as_array(object obj, str name, bint writable)
 # as_array with exactly ndim axes; a Tensor's leading unit axes are dropped,
-# or ne[2] if that is the unit axis of three.  axes names the axes in the error message.
-cdef ndarray fit(object obj, str name, int ndim, bint writable, str axes=*)
+# or ne[2] if that is the unit axis of three.
+cdef ndarray fit(object obj, str name, int ndim, bint writable)
 # The C form of an array of at most four axes.
 cdef int to_c(ndarray array, gdn_tensor *out) except -1
 # Refuse an output that overlaps itself or one of others: (name, array or None, may_be_exactly_the_output) each.

@@ -10,9 +10,9 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from numpy cimport (NPY_ARRAY_WRITEABLE, NPY_FLOAT16, NPY_FLOAT32, NPY_INT32, NPY_UINT16, PyArray_Check, PyArray_DATA,
-                    PyArray_DIM, PyArray_DIMS, PyArray_ISBYTESWAPPED, PyArray_ISWRITEABLE, PyArray_NDIM,
-                    PyArray_SetBaseObject, PyArray_SIZE, PyArray_STRIDE, PyArray_STRIDES, PyArray_TYPE, import_array,
-                    ndarray, npy_intp)
+                    PyArray_DIM, PyArray_DIMS, PyArray_IS_C_CONTIGUOUS, PyArray_ISBYTESWAPPED, PyArray_ISWRITEABLE,
+                    PyArray_NDIM, PyArray_SetBaseObject, PyArray_SIZE, PyArray_STRIDE, PyArray_STRIDES, PyArray_TYPE,
+                    import_array, ndarray, npy_intp)
 
 from gdn._types cimport GDN_TYPE_BF16, GDN_TYPE_F16, GDN_TYPE_F32, GDN_TYPE_I32, gdn_tensor
 
@@ -179,16 +179,7 @@ cdef class Tensor:
 
     def is_contiguous(self):
         """Whether the elements lie without gaps, ne[0] fastest; the strides of unit axes do not matter."""
-        cdef int64_t dense = item_size(self.t.type)
-        cdef int i
-        for i in range(4):
-            if self.t.ne[i] == 0:
-                return True
-        for i in range(4):
-            if self.t.ne[i] != 1 and self.t.nb[i] != dense:
-                return False
-            dense *= self.t.ne[i]
-        return True
+        return bool(PyArray_IS_C_CONTIGUOUS(tensor_array(self)))
 
     def __repr__(self):
         return (f"gdn.Tensor(ne={self.ne}, nb={self.nb}, type={self.type!r}, data={self.data:#x}"
@@ -418,10 +409,6 @@ cdef ndarray new_array(object base, bint readonly, int32_t type, void *data, int
 
 cdef ndarray tensor_array(Tensor tensor):
     return new_array(tensor, tensor.memory.readonly, tensor.t.type, tensor.t.data, 4, tensor.shape, tensor.strides)
-
-
-cdef tuple array_tuple(ndarray array, bint strides):
-    return tuple([PyArray_STRIDE(array, i) if strides else PyArray_DIM(array, i) for i in range(PyArray_NDIM(array))])
 
 
 include "door/arrays.pxi"

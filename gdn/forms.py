@@ -32,7 +32,7 @@ def flat(weights, c):
     w, r = dict(weights), c["H_v"] // c["H_k"]
     for fused, names, sizes in (("qkvz", "qkvz", (c["S_k"], c["S_k"], r * c["S_v"], r * c["S_v"])),
                                 ("ba", "ba", (r, r))):
-        if fused in w:
+        if w.get(fused) is not None:
             _add(w, dict(zip(names, _ungroup(w.pop(fused), fused, c["H_k"], sizes), strict=True)))
     for joined, names in JOINED.items():
         parts = [w.pop(name) for name in names if w.get(name) is not None]

@@ -22,13 +22,9 @@ def c_function(name, result, *arguments):
     return ctypes.PYFUNCTYPE(result, *arguments)(get(capsule, get_name(capsule)))
 
 
-class FitOptions(ctypes.Structure):       # Cython's optional arguments: how many are given, then each
-    _fields_ = [("n", ctypes.c_int), ("axes", ctypes.py_object)]
-
-
 obj = ctypes.py_object
 c_as_array = c_function("as_array", obj, obj, obj, ctypes.c_int)
-c_fit = c_function("fit", obj, obj, obj, ctypes.c_int, ctypes.c_int, ctypes.POINTER(FitOptions))
+c_fit = c_function("fit", obj, obj, obj, ctypes.c_int, ctypes.c_int)
 c_to_c = c_function("to_c", ctypes.c_int, obj, ctypes.POINTER(CTensor))
 c_check_overlap = c_function("check_overlap", ctypes.c_int, obj, obj, obj)
 
@@ -37,8 +33,8 @@ def as_array(data, writable=False):
     return c_as_array(data, "q", writable)
 
 
-def fit(data, ndim, axes=None, writable=False):
-    return c_fit(data, "q", ndim, writable, None if axes is None else ctypes.byref(FitOptions(1, axes)))
+def fit(data, ndim, writable=False):
+    return c_fit(data, "q", ndim, writable)
 
 
 def to_c(data):

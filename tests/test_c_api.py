@@ -207,6 +207,8 @@ REFUSED = {
     "out broadcast": (spoiled("out", nb=(2, 0)), STRIDE),
     "state_out broadcast": (spoiled("state_out", nb=(0, 0)), STRIDE),
     "slot_nb odd": (lambda c: c.set(n_slots=2, slot_nb=6), STRIDE),
+    "slot_nb over the rows of rows_in": (
+        lambda c: (c.set(n_slots=2, slot_nb=1 << 20, rows_in=[0, 1]), setattr(c.a, "state", c.a.state_out)), VALUE),
     "q beyond memory": (lambda c: [spoiled(n, ne=(2, 2**63 - 1))(c) for n in TENSORS[:6]], SHAPE),
     "head_map unknown": (lambda c: c.set(head_map=3), VALUE),
     "head_map missing": (lambda c: c.set(head_map=0), VALUE),

@@ -291,6 +291,10 @@ PACKED = {
     "end too soon": (lambda c: {"cu_seqlens": [0, 4, 9]}, ValueError, ["cu_seqlens", "9", "10"]),
     "decreasing": (lambda c: {"cu_seqlens": [0, 12, 10]}, ValueError, ["cu_seqlens", "12", "10"]),
     "negative": (lambda c: {"cu_seqlens": [0, -1, 10]}, ValueError, "cu_seqlens"),
+    "far beyond": (lambda c: {"cu_seqlens": [0, 2**50, 10], "snapshots": 2**45, "state_out": None}, ValueError,
+                   "cu_seqlens"),
+    "differences beyond int64": (lambda c: {"cu_seqlens": [0, 2**62, -2**62], "snapshots": 2**45, "state_out": None},
+                                 ValueError, "cu_seqlens"),
     "empty": (lambda c: {"cu_seqlens": []}, ValueError, "cu_seqlens"),
     "one number": (lambda c: {"cu_seqlens": 10}, ValueError, "cu_seqlens"),
     "two axes": (lambda c: {"cu_seqlens": [[0, 4, 10]]}, ValueError, "cu_seqlens"),
@@ -439,6 +443,12 @@ def test_errors_come_before_work_even_for_empty_calls():
 def test_flags_are_true_or_false(name, value):
     call = Call()
     refused(gdn.gated_delta_net, {**call.whole, name: value}, call, TypeError, [name, "True or False"])
+
+
+@pytest.mark.parametrize("name", ["scale", "l2_eps"])
+def test_numbers_beyond_floats(name):
+    call = Call()
+    refused(gdn.gated_delta_net, {**call.whole, name: 10**400}, call, ValueError, [name, "finite"])
 
 
 @pytest.mark.parametrize("name", ["scale", "l2_eps"])

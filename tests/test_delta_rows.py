@@ -206,12 +206,26 @@ def test_the_same_bits_as_the_call_that_returns_states(rng, mode, per_channel):
         assert same_bits(cache[rows_out[i][s]], slots[s, i])
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint16, np.uint64])
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint16, np.uint64, ">i8", ">i4"])
 def test_integer_types_and_strides_of_rows(rng, dtype):
     c = case(rng, 3, 2, state=False)
     rows = np.array([[0, 9, 1], [2, 9, 3], [4, 9, 5]], dtype)
     for rows_in, rows_out in ((rows[:, 0], rows[:, ::2]), (rows[::-1, 2], rows[:, 0]), (tuple(rows[:, 0]), None)):
         check(c, new_cache(rng, c, 10), rows_in, rows_out)
+
+
+@pytest.mark.parametrize("n_seqs", [1, 3])
+def test_rows_and_lengths_as_tensors(rng, n_seqs):
+    c = case(rng, n_seqs, 2, state=False)
+    rows_in, rows_out = np.arange(n_seqs, dtype=np.int32), np.arange(2 * n_seqs, dtype=np.int32).reshape(n_seqs, 2)
+    cache, lengths = new_cache(rng, c, 10).array, np.arange(0, 2 * n_seqs + 1, 2, dtype=np.int32)
+    packed = [np.ascontiguousarray(c[n]).reshape(1, 2 * n_seqs, *c[n].shape[2:]) for n in INPUTS]
+    want, got = cache.copy(), cache.copy()
+    out = gdn.gated_delta_net_inplace(*packed, want, rows_in, rows_out, head_map="tiled", cu_seqlens=lengths)
+    as_tensors = [gdn.Tensor(x, type="i32") for x in (rows_in, rows_out, lengths)]
+    assert same_bits(out, gdn.gated_delta_net_inplace(*packed, got, *as_tensors[:2], head_map="tiled",
+                                                      cu_seqlens=as_tensors[2]))
+    assert same_bits(want, got)
 
 
 def test_out_may_be_v(rng):

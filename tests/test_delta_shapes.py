@@ -44,6 +44,15 @@ def test_no_sequences(rng, mode, per_channel, n_tokens):
     assert out.shape == (0, n_tokens, 2, 8) and (cache == 1).all()
     out = gdn.gated_delta_net_inplace(**inputs, cache=cache[:0], rows_in=[], rows_out=np.zeros((0, 4), int), mode=mode)
     assert out.shape == (0, n_tokens, 2, 8)
+    slots = gdn.Tensor(np.zeros((0, 2, 8, 16), np.float32))
+    out, state = run(c, mode=mode, snapshots=1, state_out=slots)
+    assert out.shape == (0, n_tokens, 2, 8) and state is slots
+
+
+def test_an_allocated_state_is_a_plain_array(rng, tmp_path):
+    c = case(rng, 1, 2, 1, 1, 16, 16)
+    mapped = np.memmap(tmp_path / "state", np.float32, "w+", shape=c["state"].shape)
+    assert type(run({**c, "state": mapped})[1]) is np.ndarray
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -86,6 +86,8 @@ def test_the_constructor_takes_any_form(tensors):
     assert same_bits(run(gdn.GatedDeltaNet(weights, config))[0], want)
     with pytest.raises(ValueError, match="qkvz has 5 rows, expected 192"):
         gdn.GatedDeltaNet({**weights, "qkvz": np.zeros((5, N_EMBD), np.float32)}, config)
+    with pytest.raises(ValueError, match="weights"):
+        gdn.GatedDeltaNet({**weights, "qkvz": None}, config)
     with pytest.raises(ValueError, match="weights have z in two forms"):
         gdn.GatedDeltaNet({**weights, "z": tensors["in_proj_z.weight"]}, config)
     with pytest.raises(ValueError, match="conv_q, conv_k, conv_v go together, only 2"):

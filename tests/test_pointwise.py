@@ -98,7 +98,8 @@ def test_gate_of_zero_at_an_infinite_rate():
 
 
 @pytest.mark.parametrize("bound", [None, -5.0])
-@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 20), (1, 70, 33), (1, 1, 1, 1), (0, 2, 3), (2, 0, 3, 8)])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 20), (1, 70, 33), (1, 1, 1, 1), (1, 3, 4, 1), (1, 4, 4, 4),
+                                   (2, 4, 4), (3, 5, 1), (0, 2, 3), (2, 0, 3, 8)])
 def test_decay_gate(rng, shape, bound):
     a = 3 * rng.standard_normal(shape).astype(F)
     A = -np.exp(rng.standard_normal(shape[2])).astype(F)
@@ -110,6 +111,12 @@ def test_decay_gate(rng, shape, bound):
     assert_close(out, ref, "g")
     if len(shape) == 4:
         assert same_bits(gdn.decay_gate(a, A, bias.ravel(), lower_bound=bound), out)
+    if a.size:
+        target = np.empty_like(a)
+        for b in (bias, bias.ravel()):
+            gdn.decay_gate(gdn.Tensor(a), gdn.Tensor(A), gdn.Tensor(b), lower_bound=bound, out=gdn.Tensor(target))
+            assert same_bits(target, out)
+            assert same_bits(gdn.decay_gate(gdn.Tensor(a), A, gdn.Tensor(b), lower_bound=bound), out)
     layout = random_layout(rng, len(shape), output=True)
     strided, target = Carved(a, **layout), Carved(shape=shape, **random_layout(rng, len(shape), output=True))
     gdn.decay_gate(strided.array, A, bias, lower_bound=bound, out=target.array)

@@ -36,6 +36,14 @@ def test_bad_numbers(n, error):
         gdn.set_num_threads(n)
 
 
+def test_more_than_a_machine_starts_are_not_asked_for():
+    gdn.set_num_threads(10**6)
+    try:
+        assert gdn.get_num_threads() == max(64, 4 * len(os.sched_getaffinity(0)))
+    finally:
+        gdn.set_num_threads(None)
+
+
 def test_default_is_what_the_process_may_use():
     code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); import gdn; print(gdn.get_num_threads())"
     assert python(code) == "1"

@@ -12,7 +12,7 @@ cdef ndarray as_array(object obj, str name, bint writable):
     else:
         array = foreign_array(obj, name)
     if PyArray_TYPE(array) != NPY_FLOAT32 or PyArray_ISBYTESWAPPED(array):
-        raise TypeError(f"{name} must be float32, got {array_type_name(array.dtype)}")
+        raise TypeError(f"{name} must be float32, got {array.dtype}")
     cdef npy_intp low = <npy_intp>PyArray_DATA(array)
     for i in range(PyArray_NDIM(array)):
         if PyArray_DIM(array, i) > 1:
@@ -28,11 +28,7 @@ cdef int refuse_alignment(ndarray array, str name) except -1:
     if PyArray_SIZE(array) == 0:          # nothing is ever read there
         return 0
     raise ValueError(f"{name} must have an address and strides that are multiples of 4 bytes, got address "
-                     f"{<uintptr_t>PyArray_DATA(array):#x} and strides {array_tuple(array, True)}")
-
-
-cdef str array_type_name(object dtype):
-    return dtype.str if dtype.byteorder == ">" else str(dtype)
+                     f"{<uintptr_t>PyArray_DATA(array):#x} and strides {(<object>array).strides}")
 
 
 cdef ndarray foreign_array(object obj, str name):
@@ -48,7 +44,7 @@ cdef ndarray foreign_array(object obj, str name):
     return new_array(memory, memory.readonly, GDN_TYPE_F32, b.data, b.ndim, b.shape, b.strides)
 
 
-cdef ndarray fit(object obj, str name, int ndim, bint writable, str axes=""):
+cdef ndarray fit(object obj, str name, int ndim, bint writable):
     cdef ndarray array = as_array(obj, name, writable)
     cdef int have = PyArray_NDIM(array), i
     cdef int64_t shape[3]
@@ -67,14 +63,14 @@ cdef ndarray fit(object obj, str name, int ndim, bint writable, str axes=""):
                 shape[i] = PyArray_DIM(array, i + (i > 0))
                 strides[i] = PyArray_STRIDE(array, i + (i > 0))
             return new_array(obj, not PyArray_ISWRITEABLE(array), GDN_TYPE_F32, PyArray_DATA(array), 3, shape, strides)
-    raise ValueError(f"{name} must have {ndim} {'axis' if ndim == 1 else 'axes'}{' ' + axes if axes else ''}, "
-                     f"got shape {array_tuple(array, False)}")
+    raise ValueError(f"{name} must have {ndim} {'axis' if ndim == 1 else 'axes'}, "
+                     f"got shape {(<object>array).shape}")
 
 
 cdef int to_c(ndarray array, gdn_tensor *out) except -1:
     cdef int n = PyArray_NDIM(array), i
     if n > 4:
-        raise ValueError(f"at most 4 axes are possible, got shape {array_tuple(array, False)}")
+        raise ValueError(f"at most 4 axes are possible, got shape {(<object>array).shape}")
     out.data = PyArray_DATA(array)
     out.type = GDN_TYPE_F32
     for i in range(n):
@@ -90,21 +86,11 @@ cdef int to_c(ndarray array, gdn_tensor *out) except -1:
 
 cdef bint array_range(ndarray array, uintptr_t *start, uintptr_t *stop) noexcept:
     """The addresses from the array's first to behind its last byte; False when it has no elements."""
-    cdef uintptr_t low = <uintptr_t>PyArray_DATA(array)
-    cdef uintptr_t high = low
-    cdef npy_intp span, n
-    cdef int i
-    for i in range(PyArray_NDIM(array)):
-        n = PyArray_DIM(array, i)
-        if n == 0:
-            return False
-        span = (n - 1) * PyArray_STRIDE(array, i)
-        if span < 0:
-            low += <uintptr_t>span
-        else:
-            high += <uintptr_t>span
-    start[0], stop[0] = low, high + 4
-    return True
+    cdef uintptr_t data = <uintptr_t>PyArray_DATA(array)
+    cdef int64_t low, high
+    span_of(PyArray_NDIM(array), <int64_t *>PyArray_DIMS(array), <int64_t *>PyArray_STRIDES(array), 4, &low, &high)
+    start[0], stop[0] = data + <uintptr_t>low, data + <uintptr_t>high
+    return high > low
 
 
 cdef bint same_view(ndarray a, ndarray b) noexcept:
@@ -121,11 +107,11 @@ cdef bint same_view(ndarray a, ndarray b) noexcept:
 
 cdef bint surely_disjoint(ndarray array) noexcept:
     """Sufficient for no two elements to share an address: every stride steps over all that shorter strides reach."""
-    cdef npy_intp size[NPY_MAXDIMS_HERE]
-    cdef npy_intp stride[NPY_MAXDIMS_HERE]
+    cdef npy_intp size[MAX_AXES]
+    cdef npy_intp stride[MAX_AXES]
     cdef npy_intp n, s, reach = 4
     cdef int i, j, m = 0
-    if PyArray_NDIM(array) > NPY_MAXDIMS_HERE:
+    if PyArray_NDIM(array) > MAX_AXES:
         return False
     for i in range(PyArray_NDIM(array) - 1, -1, -1):
         n = PyArray_DIM(array, i)
@@ -163,8 +149,8 @@ cdef int check_overlap(str out_name, ndarray out, tuple others) except -1:
     if not array_range(out, &start, &stop):
         return 0
     if not surely_disjoint(out) and overlaps_itself(out):
-        raise ValueError(f"{out_name} overlaps itself: shape {array_tuple(out, False)}, "
-                         f"strides {array_tuple(out, True)}")
+        raise ValueError(f"{out_name} overlaps itself: shape {(<object>out).shape}, "
+                         f"strides {(<object>out).strides}")
     for name, array, may_be_same in others:
         if array is None:
             continue

@@ -29,10 +29,10 @@ cdef gdn_status check_windows(const refusal *why, const char *name, const gdn_te
 
 
 cdef gdn_tensor with_rows(const gdn_tensor *t) noexcept nogil:
-    """The tensor with its rows along ne[2], where they may be along ne[3] too."""
+    """The tensor with its rows along ne[3], where they may be along ne[2] too."""
     cdef gdn_tensor result = t[0]
-    if t.ne[2] == 1:
-        result.ne[2], result.nb[2], result.ne[3] = t.ne[3], t.nb[3], 1
+    if t.ne[2] != 1:
+        result.ne[3], result.nb[3], result.ne[2] = t.ne[2], t.nb[2], 1
     return result
 
 
@@ -48,7 +48,7 @@ cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c, const char *stat
         return GDN_ERR_ABI
     plan.why.text, plan.why.size = a.message, a.message_size
     plan.rows.n_seqs, plan.rows.n_slots, plan.rows.slot_nb = a.n_seqs, a.n_slots, a.slot_nb
-    plan.rows.state, plan.rows.state_out, plan.rows.row_axis = with_rows(&a.state), with_rows(&a.state_out), 2
+    plan.rows.state, plan.rows.state_out = with_rows(&a.state), with_rows(&a.state_out)
     plan.rows.rows_in, plan.rows.rows_out, plan.rows.cu_seqlens = a.rows_in, a.rows_out, a.cu_seqlens
     plan.rows.n_tokens, plan.rows.n_batch = a.x.ne[1], a.x.ne[2]
     status = check_conv(a, state, state_out, &plan.why) or rows_check(&plan.rows, &plan.why)

@@ -78,7 +78,7 @@ cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const cha
         return GDN_ERR_ABI
     plan.why.text, plan.why.size = a.message, a.message_size
     plan.rows.n_seqs, plan.rows.n_slots, plan.rows.slot_nb = a.n_seqs, a.n_slots, a.slot_nb
-    plan.rows.state, plan.rows.state_out, plan.rows.row_axis = a.state, a.state_out, 3
+    plan.rows.state, plan.rows.state_out = a.state, a.state_out
     plan.rows.rows_in, plan.rows.rows_out, plan.rows.cu_seqlens = a.rows_in, a.rows_out, a.cu_seqlens
     plan.rows.n_tokens, plan.rows.n_batch = a.q.ne[2], a.q.ne[3]
     status = check_delta(a, c, state, state_out) or rows_check(&plan.rows, &plan.why)
@@ -191,9 +191,14 @@ cdef ndarray gate_rows(obj, str name, const gdn_tensor *q, const gdn_tensor *v, 
         raise ValueError(f"{name} must have 3 axes (n_seqs, n_tokens, H_v) or 4, got shape {(<object>x).shape}")
     to_c(x, t)
     if bare:
-        t.ne = [1, t.ne[0], t.ne[1], t.ne[2]]
-        t.nb = [4, t.nb[0], t.nb[1], t.nb[2]]
+        add_unit_axis(t)
     return x
+
+
+cdef void add_unit_axis(gdn_tensor *t) noexcept:
+    """Axis 0 of a tensor with at most three."""
+    t.ne = [1, t.ne[0], t.ne[1], t.ne[2]]
+    t.nb = [4, t.nb[0], t.nb[1], t.nb[2]]
 
 
 cdef int call_delta(gdn_delta_net_args *a, DeltaArrays c, str state, str state_out) except -1:

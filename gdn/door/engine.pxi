@@ -63,6 +63,10 @@ cdef void load_level() except *:
     level = <const gdn_level *>PyCapsule_GetPointer(module.table, "gdn._level")
 
 
+cdef enum:
+    MOST_THREADS = 64             # or four for each CPU: OpenMP ends the process when it cannot start one
+
+
 cdef int choose_threads(int64_t asked, int64_t n_items) noexcept nogil:
     """Workers for n_items: what was asked, else set_num_threads, else OpenMP's own number within what the process may use."""
     cdef int64_t n = asked
@@ -70,7 +74,7 @@ cdef int choose_threads(int64_t asked, int64_t n_items) noexcept nogil:
         return 1
     if n <= 0:
         n = threads_set if threads_set > 0 else min(omp_get_max_threads(), threads_usable)
-    return <int>max(1, min(n, n_items))
+    return <int>max(1, min(n, n_items, max(MOST_THREADS, 4 * threads_usable)))
 
 
 cdef struct run:                  # one loop over work items

@@ -78,6 +78,8 @@ cdef float float_argument(value, str name) except? -1:
         x = value
     except TypeError:
         raise TypeError(f"{name} must be a number, got {value!r}") from None
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got an integer beyond float64") from None
     if not isfinite(x):
         raise ValueError(f"{name} must be finite, got {value!r}")
     return <float>x

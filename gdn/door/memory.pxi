@@ -2,7 +2,6 @@
 
 cdef enum:
     MAX_AXES = 8
-    NPY_MAXDIMS_HERE = 8
     OTHER = -1                    # kinds of element beside the GDN_TYPE_*: anything else, bytes, 16-bit words
     BYTES = -2
     WORDS = -3
@@ -100,7 +99,6 @@ cdef str block_type_name(const block *b):
     if "P" in text or "&" in text:
         return "a pointer (its target is given by address)"
     try:
-        element = numpy.dtype(text)
-        return element.str if element.byteorder == ">" else element.name
-    except Exception:             # a format that is no numpy type: a pointer, a bit field
+        return str(numpy.dtype(text))
+    except Exception:             # a format that is no numpy type, a bit field say
         return f"buffer format {text!r}"

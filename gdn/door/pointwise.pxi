@@ -148,13 +148,13 @@ cdef ndarray rows_array(obj, str name, bint writable):
     return x
 
 
-cdef ndarray output_like(ndarray x, out, str name="out"):
+cdef ndarray output_like(ndarray x, out):
     cdef ndarray y
     if out is None:
         return np.empty((<object>x).shape, np.float32)
-    y = rows_array(out, name, True)
+    y = rows_array(out, "out", True)
     if (<object>y).shape != (<object>x).shape and not isinstance(out, Tensor):
-        raise ValueError(f"{name} has shape {(<object>y).shape}, the input {(<object>x).shape}")
+        raise ValueError(f"out has shape {(<object>y).shape}, the input {(<object>x).shape}")
     return y
 
 
@@ -230,13 +230,20 @@ def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
     if not 3 <= a_.ndim <= 4:
         raise ValueError(f"a must have 3 axes (n_seqs, n_tokens, H) or 4, got shape {(<object>a_).shape}")
     if isinstance(dt_bias, Tensor):
-        bias = fit(dt_bias, "dt_bias", 1 if a_.ndim == 3 else 2, False)
-    y = output_like(a_, out)
+        bias = fit(dt_bias, "dt_bias", 1 if bias.shape[2] == 1 else 2, False)
+    if isinstance(a, Tensor) and is_scalar_gate(a_, A_.shape[0], bias.size):
+        a_ = fit(a, "a", 3, False)
+    y = fit(out, "out", a_.ndim, True) if isinstance(out, Tensor) else output_like(a_, out)
     plan_gate_arrays(&c, a_, A_, bias, lower_bound, y)
     check_overlap("out", y, (("a", a_, True), ("A", A_, False), ("dt_bias", bias, False)))
     with nogil:
         run_rows(&c, threads)
     return y if out is None else out
+
+
+cdef bint is_scalar_gate(ndarray a, int64_t H, int64_t n_bias):
+    """Whether a Tensor's four axes are (1, n_seqs, n_tokens, H) rather than (n_seqs, n_tokens, H, S_k)."""
+    return a.shape[0] == 1 and a.shape[3] == H == n_bias and not (a.shape[2] == H and H == 1)
 
 
 cdef int plan_gate_arrays(rows_call *c, ndarray a, ndarray A, ndarray dt_bias, lower_bound, ndarray out) except -1:
@@ -256,16 +263,10 @@ cdef int plan_gate_arrays(rows_call *c, ndarray a, ndarray A, ndarray dt_bias, l
 cdef ndarray per_channel_bias(ndarray bias, ndarray a):
     """dt_bias as (H,) for a scalar gate, as (H, S_k) per channel: a flat one is split without a copy."""
     if a.ndim == 4 and bias.ndim == 1 and bias.shape[0] == a.shape[2] * a.shape[3]:
-        return np.lib.stride_tricks.as_strided(
-            bias, (a.shape[2], a.shape[3]), (bias.strides[0] * a.shape[3], bias.strides[0]), writeable=False)
+        return bias.reshape(a.shape[2], a.shape[3])
     if bias.ndim != a.ndim - 2:
         raise ValueError(f"dt_bias must have shape {(<object>a).shape[2:]}, got {(<object>bias).shape}")
     return bias
-
-
-cdef void add_unit_axis(gdn_tensor *t) noexcept:
-    t.ne = [1, t.ne[0], t.ne[1], t.ne[2]]
-    t.nb = [4, t.nb[0], t.nb[1], t.nb[2]]
 
 
 def solve_tri(a, b, *, lower=True, unit=False, out=None, n_threads=None):

@@ -5,8 +5,7 @@
 
 cdef struct row_call:
     int64_t n_seqs, n_slots, slot_nb
-    gdn_tensor state, state_out
-    int row_axis                     # of state and state_out: 3 for the delta rule, 2 for the convolution
+    gdn_tensor state, state_out      # rows along ne[3]
     const int64_t *rows_in
     const int64_t *rows_out
     const int64_t *cu_seqlens
@@ -35,7 +34,7 @@ cdef inline int64_t row_out(const row_call *r, int64_t i, int64_t slot) noexcept
 cdef gdn_status rows_check(const row_call *r, const refusal *why) noexcept nogil:
     """Packed lengths, rows in range, no row written twice."""
     cdef gdn_status status = check_lengths(r, why)
-    cdef int64_t n_in = r.state.ne[r.row_axis], n_out = r.state_out.ne[r.row_axis]
+    cdef int64_t n_in = r.state.ne[3], n_out = r.state_out.ne[3]
     cdef int64_t i
     if status != GDN_OK:
         return status
@@ -51,6 +50,8 @@ cdef gdn_status rows_check(const row_call *r, const refusal *why) noexcept nogil
     if r.state_out.data == NULL:
         return GDN_OK
     if r.rows_out == NULL:
+        if r.n_slots > 1 and r.slot_nb != 0 and r.rows_in != NULL and r.state.data == r.state_out.data:
+            return fail(why, GDN_ERR_VALUE, "slot_nb names no rows: a cache with rows_in needs rows_out")
         if r.n_slots > 1 and r.slot_nb & 3:
             return fail(why, GDN_ERR_STRIDE, "slot_nb is %lld, no multiple of 4", r.slot_nb)
         if n_out < r.n_seqs * (r.n_slots if r.slot_nb == 0 else 1):
@@ -175,7 +176,7 @@ cdef int64_t stage_conflicts(const row_call *r, float *staged, gdn_state_rows *r
 
 
 cdef inline int64_t row_elements(const row_call *r) noexcept nogil:
-    return r.state.ne[0] * r.state.ne[1] * (r.state.ne[2] if r.row_axis == 3 else 1)
+    return r.state.ne[0] * r.state.ne[1] * r.state.ne[2]
 
 
 cdef size_t tables_size(const row_call *r) noexcept nogil:
@@ -201,22 +202,22 @@ cdef void rows_resolve(row_call *r, char *scratch, gdn_state_rows *rows) noexcep
     r.staged_nb[:] = [4, 4 * r.state.ne[0], 4 * r.state.ne[0] * r.state.ne[1]]
     for i in range(r.n_seqs):
         row = row_in(r, i)
-        rows.state_in[i] = NULL if row < 0 else <char *>r.state.data + row * r.state.nb[r.row_axis]
+        rows.state_in[i] = NULL if row < 0 else <char *>r.state.data + row * r.state.nb[3]
         rows.state_in_nb[i] = r.state.nb
         for slot in range(r.n_slots):
             row = row_out(r, i, slot)
             target = <char *>r.state_out.data
             if r.rows_out == NULL and r.slot_nb != 0:
-                target += i * r.state_out.nb[r.row_axis] + slot * r.slot_nb
+                target += i * r.state_out.nb[3] + slot * r.slot_nb
             else:
-                target += row * r.state_out.nb[r.row_axis]
+                target += row * r.state_out.nb[3]
             rows.state_out[i * r.n_slots + slot] = NULL if row < 0 else target
     stage_conflicts(r, <float *>(scratch + tables_size(r)), rows)
 
 
 cdef void stage(const row_call *r, float *target, const char *row) noexcept nogil:
-    cdef int64_t i0, i1, i2, n2 = r.state.ne[2] if r.row_axis == 3 else 1
-    for i2 in range(n2):
+    cdef int64_t i0, i1, i2
+    for i2 in range(r.state.ne[2]):
         for i1 in range(r.state.ne[1]):
             for i0 in range(r.state.ne[0]):
                 target[0] = (<const float *>(row + i0 * r.state.nb[0] + i1 * r.state.nb[1] + i2 * r.state.nb[2]))[0]

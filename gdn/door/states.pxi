@@ -57,9 +57,11 @@ cdef int check_outputs(CallArrays c, tuple inputs, str x_name, ndarray x, str st
 cdef ndarray integers(obj, str name, error):
     """An int64 contiguous array of integers, the object's own memory where that is one already."""
     cdef ndarray x = obj if type(obj) is ndarray else np.asarray(obj)
+    while isinstance(obj, Tensor) and x.ndim > 1 and x.shape[0] == 1:
+        x = x[0]
     if x.ndim == 0:
         raise (ValueError if (<object>x).dtype.kind in "iu" else TypeError)(f"{name} must be an array, got {obj!r}")
-    if PyArray_TYPE(x) == NPY_INT64 and PyArray_IS_C_CONTIGUOUS(x):
+    if PyArray_TYPE(x) == NPY_INT64 and PyArray_ISCARRAY_RO(x):
         return x
     if (<object>x).dtype.kind not in "iu" and x.size > 0:
         raise TypeError(f"{name} must hold integers, got {(<object>x).dtype}")
@@ -71,6 +73,8 @@ cdef ndarray integers(obj, str name, error):
 cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):
     """rows_in (n_seqs,), or rows_out (n_seqs,) or (n_seqs, K)."""
     cdef ndarray x = integers(obj, name, IndexError)
+    if max_ndim == 2 and n_seqs == 1 and isinstance(obj, Tensor):        # its slots; the unit axis of sequences went
+        x = x.reshape(1, -1)
     if not 1 <= x.ndim <= max_ndim or x.shape[0] != n_seqs:
         raise ValueError(f"{name} must have shape ({n_seqs},){' or (%d, K)' % n_seqs if max_ndim == 2 else ''}, "
                          f"got {(<object>x).shape}")
@@ -80,11 +84,13 @@ cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):
 
 
 cdef int64_t longest_sequence(const int64_t *cu_seqlens, int64_t n_seqs, int64_t n_tokens) noexcept:
+    """Lengths that are not checked yet: at most n_tokens."""
     cdef int64_t i, longest = 0
     if cu_seqlens == NULL:
         return n_tokens
     for i in range(n_seqs):
-        longest = max(longest, cu_seqlens[i + 1] - cu_seqlens[i])
+        if 0 <= cu_seqlens[i] <= cu_seqlens[i + 1] <= n_tokens:
+            longest = max(longest, cu_seqlens[i + 1] - cu_seqlens[i])
     return longest
 
 
@@ -98,7 +104,7 @@ cdef ndarray state_target(tuple shape, int64_t n_slots, ndarray state, state_out
         if with_slots:
             x = np.zeros((n_slots, *shape), np.float32)
         else:
-            x = np.empty(shape, np.float32) if state is None else np.empty_like(state)
+            x = np.empty(shape, np.float32) if state is None else np.empty_like(state, subok=False)
     elif not with_slots:
         x = fit(state_out, "state_out", ndim, True)
     elif isinstance(state_out, Tensor):
@@ -119,8 +125,8 @@ cdef ndarray state_target(tuple shape, int64_t n_slots, ndarray state, state_out
 
 cdef ndarray split_slots(ndarray x, int64_t n_seqs):
     """(K * n_seqs, ...) slot-major as (K, n_seqs, ...), the same memory."""
-    cdef tuple shape = (<object>x).shape, strides = (<object>x).strides
-    if n_seqs < 1 or x.shape[0] % n_seqs != 0:
+    if n_seqs == 0:
+        return x.reshape(1, *(<object>x).shape)
+    if x.shape[0] % n_seqs != 0:
         raise ValueError(f"state_out has {x.shape[0]} rows, no multiple of the call's {n_seqs} sequences")
-    return np.lib.stride_tricks.as_strided(x, (x.shape[0] // n_seqs, n_seqs, *shape[1:]),
-                                           (n_seqs * strides[0], *strides))
+    return x.reshape(x.shape[0] // n_seqs, n_seqs, *(<object>x).shape[1:])

@@ -1,6 +1,6 @@
-# level.h and simd.h as Cython sees them.
+# level.h as Cython sees it.
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t
 
 from gdn._core cimport gdn_conv_args, gdn_delta_net_args, gdn_tensor
 
@@ -15,8 +15,7 @@ cdef extern from "level.h" nogil:
         int per_channel
         int tiled, single_tokens
         float scale
-        int64_t chunked_from, chunk
-        int64_t part_unit, n_groups
+        int64_t chunked_from, part_unit, n_groups
         int64_t n_parts, part_columns
         gdn_state_rows rows
     ctypedef struct gdn_conv_job:

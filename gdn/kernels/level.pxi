@@ -2,8 +2,8 @@
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport sqrtf
-from libc.stdint cimport INT64_MAX, int32_t, int64_t
-from libc.string cimport memcpy, memset
+from libc.stdint cimport INT64_MAX, int64_t
+from libc.string cimport memset
 
 from gdn._core cimport *
 from gdn.kernels.level cimport *

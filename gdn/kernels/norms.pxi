@@ -67,8 +67,7 @@ cdef void rms_norm_gated_item(const void *job_, int64_t item, void *scratch) noe
 
 
 cdef void decay_gate_item(const void *job_, int64_t item, void *scratch) noexcept nogil:
-    """x = a, y = A, w = dt_bias; the door has put the longer of heads and channels on axis 0, and axis 1 of A and
-    dt_bias on the other."""
+    """x = a, y = A, w = dt_bias; the door has put a scalar gate's heads on axis 0, and A and dt_bias likewise."""
     cdef const gdn_rows_job *job = <const gdn_rows_job *>job_
     cdef int64_t row, i, n = job.out.ne[0], lanes, i1
     cdef const char *a

@@ -119,12 +119,6 @@ static inline void v_two_sums(vf a, vf b, float *sum_a, float *sum_b)
     *sum_b = sums[1];
 }
 
-static inline vf v_sqrt(vf x)
-{
-    for (int i = 0; i < VL; i++) x[i] = __builtin_sqrtf(x[i]);
-    return x;
-}
-
 /* x with lane i set to s; i outside 0..VL-1 sets none. */
 static inline vf v_with_lane(vf x, int64_t i, float s)
 {
@@ -132,8 +126,6 @@ static inline vf v_with_lane(vf x, int64_t i, float s)
     for (int l = 0; l < VL; l++) lanes[l] = l;
     return v_select(lanes == (int32_t)i, v_set(s), x);
 }
-
-static inline vf v_max(vf a, vf b) { return v_select(a > b, a, b); }   /* b where either is NaN */
 
 /* x = n ln2 + r for x cut to [low, high] (NaN stays): returns p = exp(r) - 1 and n. */
 static inline vf v_exp_core(vf x, float low, float high, vi *n)
