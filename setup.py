@@ -31,7 +31,7 @@ def extension(name, compile_args=(), **kwargs):
 
 
 def extensions():
-    modules = [extension(name) for name in MODULES if Path(f"gdn/{name}.pyx").exists()]
+    modules = [extension(name) for name in MODULES]
     levels = LEVELS if X86 else {"base": []}
     for level, flags in levels.items():
         modules.append(extension(f"_level_{level}", flags))

@@ -10,12 +10,8 @@ from gdn._core cimport *
 
 cdef extern from *:
     """
-    static inline int gdn_multiply(int64_t a, int64_t b, int64_t *c) { return __builtin_mul_overflow(a, b, c); }
-    static inline int gdn_add(int64_t a, int64_t b, int64_t *c)      { return __builtin_add_overflow(a, b, c); }
     #define GDN_MAX_TOKENS (INT64_MAX / 2)
     """
-    bint overflows "gdn_multiply"(int64_t a, int64_t b, int64_t *c) nogil
-    bint sum_overflows "gdn_add"(int64_t a, int64_t b, int64_t *c) nogil
     int64_t MAX_TOKENS "GDN_MAX_TOKENS"       # of a step, and of positions that can be continued: no sum overflows
 
 cdef enum:
@@ -27,6 +23,7 @@ cdef enum:
     ROW_ALIGN = 64
     MAX_PADDING = 60              # rows on 64-byte addresses from any address that is a multiple of 4
 
+include "door/span.pxi"
 include "door/ring_lock.pxi"
 
 
@@ -34,10 +31,15 @@ include "door/ring_lock.pxi"
 
 cdef gdn_status lay_out(const gdn_ring_params *p, gdn_ring_header *h) noexcept nogil:
     """The header of a ring with these extents whose rows follow the tables without padding."""
-    cdef int64_t spare = p.spare if p.spare >= 0 else (1 if p.n_rollback > 0 else 0)
-    cdef int64_t n_planes = <int64_t>p.n_rollback + 1 + spare, n_rows = n_planes * p.n_slots
-    cdef int64_t ssm_bytes = 0, conv_bytes = 0, n_hints = 16
+    cdef int64_t spare, n_planes, n_rows, ssm_bytes = 0, conv_bytes = 0, n_hints = 16
     cdef bint bad
+    if p == NULL:
+        return GDN_ERR_NULL
+    if p.size != sizeof(gdn_ring_params):
+        return GDN_ERR_ABI
+    spare = p.spare if p.spare >= 0 else (1 if p.n_rollback > 0 else 0)
+    n_planes = <int64_t>p.n_rollback + 1 + spare
+    n_rows = n_planes * p.n_slots
     if (p.spare < -1 or p.n_rollback < 0 or p.conv_channels < 0 or n_planes > INT32_MAX or p.n_slots > MAX_SLOTS
             or min(p.n_slots, p.n_layers, p.H_v, p.S_k, p.S_v, p.conv_width) < 1):
         return GDN_ERR_VALUE
@@ -49,16 +51,16 @@ cdef gdn_status lay_out(const gdn_ring_params *p, gdn_ring_header *h) noexcept n
     h.n_slots, h.n_rollback, h.n_planes, h.n_layers = p.n_slots, p.n_rollback, <int32_t>n_planes, p.n_layers
     h.H_v, h.S_k, h.S_v, h.conv_channels, h.conv_width = p.H_v, p.S_k, p.S_v, p.conv_channels, p.conv_width
     h.n_hints = <int32_t>n_hints
-    bad = overflows(<int64_t>p.S_k * p.S_v, p.H_v, &h.n_embd_s)
+    bad = multiply(<int64_t>p.S_k * p.S_v, p.H_v, &h.n_embd_s)
     h.n_embd_r = <int64_t>(p.conv_width - 1) * p.conv_channels
     bad |= row_bytes(h.n_embd_s, &h.ssm_row_nb) or row_bytes(h.n_embd_r, &h.conv_row_nb)
-    bad |= overflows(n_rows, h.ssm_row_nb, &ssm_bytes) or overflows(n_rows, h.conv_row_nb, &conv_bytes)
-    bad |= sum_overflows(ssm_bytes, conv_bytes, &h.layer_nb) or overflows(h.layer_nb, p.n_layers, &h.nbytes)
+    bad |= multiply(n_rows, h.ssm_row_nb, &ssm_bytes) or multiply(n_rows, h.conv_row_nb, &conv_bytes)
+    bad |= add(ssm_bytes, conv_bytes, &h.layer_nb) or multiply(h.layer_nb, p.n_layers, &h.nbytes)
     h.slots_offset = HEADER_BYTES
     h.journal_offset = h.slots_offset + SLOT_BYTES * <int64_t>p.n_slots
     h.hints_offset = h.journal_offset + ENTRY_BYTES * <int64_t>p.n_slots
     h.ssm_offset = h.hints_offset + 4 * n_hints
-    bad |= sum_overflows(h.nbytes, h.ssm_offset + MAX_PADDING, &h.nbytes)
+    bad |= add(h.nbytes, h.ssm_offset + MAX_PADDING, &h.nbytes)
     if bad:
         return GDN_ERR_VALUE
     h.conv_offset = h.ssm_offset + ssm_bytes
@@ -103,12 +105,7 @@ cdef void zero_row(gdn_ring_header *ring, int64_t row) noexcept nogil:
 
 cdef gdn_status ring_size(const gdn_ring_params *params, size_t *nbytes) noexcept nogil:
     cdef gdn_ring_header h
-    cdef gdn_status status
-    if params == NULL or nbytes == NULL:
-        return GDN_ERR_NULL
-    if params.size != sizeof(gdn_ring_params):
-        return GDN_ERR_ABI
-    status = lay_out(params, &h)
+    cdef gdn_status status = lay_out(params, &h) if nbytes != NULL else GDN_ERR_NULL
     if status == GDN_OK:
         nbytes[0] = h.nbytes
     return status
@@ -117,17 +114,12 @@ cdef gdn_status ring_size(const gdn_ring_params *params, size_t *nbytes) noexcep
 cdef gdn_status ring_init(const gdn_ring_params *params, void *buffer, size_t nbytes) noexcept nogil:
     cdef gdn_ring_header h
     cdef gdn_ring_header *ring = <gdn_ring_header *>buffer
-    cdef gdn_status status
+    cdef gdn_status status = lay_out(params, &h) if buffer != NULL else GDN_ERR_NULL
     cdef int64_t i, padding
-    if params == NULL or buffer == NULL:
-        return GDN_ERR_NULL
-    if params.size != sizeof(gdn_ring_params):
-        return GDN_ERR_ABI
-    if <uintptr_t>buffer & 3:
-        return GDN_ERR_STRIDE
-    status = lay_out(params, &h)
     if status != GDN_OK:
         return status
+    if <uintptr_t>buffer & 3:
+        return GDN_ERR_STRIDE
     if <size_t>h.nbytes > nbytes:
         return GDN_ERR_SHAPE
     padding = <int64_t>(-(<uintptr_t>buffer + <uintptr_t>h.ssm_offset) % ROW_ALIGN)
@@ -159,6 +151,7 @@ cdef bint layout_is_sound(const gdn_ring_header *ring, size_t nbytes) noexcept n
     spare = <int64_t>ring.n_planes - ring.n_rollback - 1
     if spare < 0 or spare > INT32_MAX:
         return False
+    p.size = sizeof(gdn_ring_params)
     p.n_slots, p.n_rollback, p.n_layers, p.spare = ring.n_slots, ring.n_rollback, ring.n_layers, <int32_t>spare
     p.H_v, p.S_k, p.S_v = ring.H_v, ring.S_k, ring.S_v
     p.conv_channels, p.conv_width = ring.conv_channels, ring.conv_width

@@ -20,7 +20,7 @@ class Batch:
 
     n_tokens            entries, padding included;  n_grouped without it
     unique_ids          (n_seqs,) int64 ids in the order of first appearance, lengths (n_seqs,) their tokens
-    starts_fresh        (n_seqs,) bool;  first_positions (n_seqs,) int64, -1 = continue
+    first_positions     (n_seqs,) int64, 0 = start afresh, -1 = continue
     cu_seqlens          (n_seqs + 1,) int64 bounds of the sequences once grouped
     order               entry of every grouped token, or None where the batch is grouped and unpadded already
     """
@@ -43,7 +43,6 @@ class Batch:
         self.first_positions = np.full(len(self.unique_ids), -1, np.int64)
         if positions is not None:
             self._read_positions(_integers(positions, "positions"), order)
-        self.starts_fresh = self.first_positions == 0
 
     def _read_positions(self, positions, order):
         if len(positions) != self.n_tokens:

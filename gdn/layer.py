@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gdn import _core, forms
+from gdn import _core, forms, reference
 from gdn.batch import Batch
 from gdn.ring import Step
 
@@ -29,11 +29,6 @@ def _finite(name, x):
     if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)) or not abs(x) <= FLOAT32_MAX:
         raise ValueError(f"{name} must be a finite number, got {x!r}")
     return float(x)
-
-
-def _sigmoid(b):
-    """Of logits (1, n, H): the bounded gate at A = -1 and no bias."""
-    return _core.decay_gate(b, np.full(b.shape[2], -1, np.float32), np.zeros(b.shape[2], np.float32), lower_bound=1)
 
 
 class _Layer:
@@ -74,11 +69,11 @@ class _Layer:
         return cls(*transformers.read_layer(weights, prefix, config), lora)
 
     @classmethod
-    def from_gguf(cls, path, il, lora=None):
-        """Block il of a GGUF file, read through the `gguf` package; ValueError for a file that holds none such."""
+    def from_gguf(cls, path, block, lora=None):
+        """A block of a GGUF file, read through the `gguf` package; ValueError for a file that holds none such."""
         from gdn.adapters import gguf
 
-        return cls(*gguf.read_layer(path, il), lora)
+        return cls(*gguf.read_layer(path, block), lora)
 
     def _read_config(self, config):
         needed = ("kind", *forms.EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
@@ -151,7 +146,7 @@ class _Layer:
                 if not isinstance(pair, (list, tuple)) or len(pair) != 3:
                     raise ValueError(f"lora: {name} must be a list of (A, B, scale), got {pairs!r:.80}")
                 A, B, scale = pair
-                A, B = (np.ascontiguousarray(_float32(f"lora: {name}", x)) for x in (A, B))
+                A, B = (np.array(_float32(f"lora: {name}", x), order="C") for x in (A, B))      # the layer's own
                 scale = np.float32(_finite(f"lora: the scale of {name}", scale))
                 if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
                     raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {n_in}) "
@@ -165,7 +160,8 @@ class _Layer:
     def __call__(self, x, batch, step, il, *, mode="auto", n_threads=None, trace=None):
         """The layer's output (n_tokens, n_embd) for hidden states x of the same shape, float32; the ring is updated.
 
-        batch     the `Batch` that step began with;  step: from ``ring.begin(batch)``;  il: the ring's layer
+        batch     the `Batch` that step began with, or an equal one;  step: from ``ring.begin(batch)``;  il: the ring's
+                  layer
         mode      of the delta rule: "auto", "chunked", "recurrent";  n_threads: of everything but the matmuls (BLAS);
                   None is one for fewer than 1024 tokens
         trace     a dict that receives every intermediate, token-major in the batch's order, zeros for padding:
@@ -195,7 +191,7 @@ class _Layer:
             see(conv_output_silu=t.qkv, q=q, k=k, v=t.v)
         t.kernels.gate()
         if see:
-            see(gate=t.a, beta=_sigmoid(t.b) if self.beta_factor == 1 else t.b)
+            see(gate=t.a, beta=reference.sigmoid(t.b).astype(np.float32) if self.beta_factor == 1 else t.b)
         t.kernels.update()
         if see:
             see(attn_output=t.v)
@@ -219,10 +215,12 @@ class _Layer:
                              f"the batch's tokens, n_embd")
         if not step.is_open:
             raise ValueError("the step is already committed or aborted")
-        if step.batch is not batch and not (np.array_equal(step.seq_ids, batch.unique_ids)
-                                            and np.array_equal(step.n_tokens, batch.lengths)):
-            raise ValueError(f"the step is of sequences {step.seq_ids} with {step.n_tokens} tokens, "
-                             f"the batch of {batch.unique_ids} with {batch.lengths}")
+        began = np.full(len(step.seq_ids), -1) if step.batch is None else step.batch.first_positions
+        if step.batch is not batch and not (
+                np.array_equal(step.seq_ids, batch.unique_ids) and np.array_equal(step.n_tokens, batch.lengths)
+                and np.array_equal(began, batch.first_positions)):
+            raise ValueError(f"the step is of sequences {step.seq_ids} with {step.n_tokens} tokens from {began}, the "
+                             f"batch of {batch.unique_ids} with {batch.lengths} from {batch.first_positions} (-1: on)")
 
     def _matmul(self, name, x, weight, out=None):
         y = self._product(x, weight, out)

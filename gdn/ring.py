@@ -44,8 +44,8 @@ class StateRing(_ring.Ring):
         """Make a ring, in the given buffer (what it held is gone) or in memory of its own.
 
         n_slots: sequences.  n_rollback: tokens that can be taken back.  spare: further planes; with 1 (the default if
-        n_rollback > 0) a step that fails leaves the committed state intact, with 0 (the default otherwise) and
-        n_rollback 0 states are updated in place and a failed step loses them.
+        n_rollback > 0) a step that fails leaves the committed state intact; with 0 (the default otherwise) a failed
+        step of more than n_rollback tokens loses it, at n_rollback 0 because states are updated in place.
         ValueError: extents out of range, or a buffer that is too short, read-only or misaligned.
         """
         extents = _extents(n_slots, n_rollback, n_layers, H_v, S_k, S_v, conv_channels, conv_width, spare)

@@ -150,8 +150,7 @@ class Lengths:
 
     def __init__(self, ids, sizes, fresh):
         self.unique_ids, self.lengths = np.array(ids, np.int64), np.array(sizes, np.int64)
-        self.starts_fresh = np.array(fresh, bool)
-        self.first_positions = np.full(len(ids), -1)
+        self.first_positions = np.where(fresh, 0, -1)
 
 
 class Boom(Exception):

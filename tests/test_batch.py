@@ -20,7 +20,7 @@ def test_grouping(ids):
     expected = [t for s in batch.unique_ids for t, i in zip(x, ids, strict=True) if i == s]
     assert batch.gather(x).tolist() == expected
     assert batch.scatter(batch.gather(x)).tolist() == [0 if i == -1 else t for t, i in zip(x, ids, strict=True)]
-    assert batch.first_positions.tolist() == [-1] * batch.n_seqs and not batch.starts_fresh.any()
+    assert batch.first_positions.tolist() == [-1] * batch.n_seqs
     assert all(a.dtype == np.int64 for a in (batch.unique_ids, batch.lengths, batch.cu_seqlens, batch.first_positions))
 
 
@@ -33,7 +33,6 @@ def test_nothing_moves_when_grouped():
 def test_positions():
     batch = gdn.Batch([5, 3, -1, 5, 3], [0, 8, 99, 1, 9])
     assert batch.first_positions.tolist() == [0, 8]
-    assert batch.starts_fresh.tolist() == [True, False]
     for positions, message in (([0, 8, 0, 2, 9], "position 2 of sequence 5.*expected 1"),
                                ([0, 8, 0, 1, 8], "position 8 of sequence 3.*expected 9"),
                                ([0, -8, 0, 1, -7], "negative, got -8 for sequence 3"),

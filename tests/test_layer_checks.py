@@ -103,6 +103,8 @@ def test_calls_are_checked(case):
             case.layer(x, batch, step, 0, trace=[])
         with pytest.raises(ValueError, match="the step is of sequences"):
             case.layer(x, gdn.Batch([7, 8, 8]), step, 0)
+        with pytest.raises(ValueError, match="the step is of sequences .* from .* from"):
+            case.layer(x, gdn.Batch([7, 7, 8], [17, 18, 0]), step, 0)       # positions that nobody checked
         before = bytes(np.asarray(ring.ssm(0))), bytes(np.asarray(ring.conv(0)))
         for il, options, error in ((1, {}, IndexError), (-1, {}, IndexError), (0.0, {}, TypeError), (True, {}, TypeError),
                                    (2**80, {}, ValueError), (0, {"mode": "fast"}, ValueError),

@@ -3,6 +3,7 @@
 import mmap
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -166,6 +167,32 @@ def test_eight_threads_on_one_ring():
     for i in range(threads):
         assert ring.position(i) == 2 * n_steps
         truths[i].check(keys[i][-1], *read_rows(ring, committed_row(ring, i)))
+
+
+def test_no_lock_waits_for_the_interpreter():
+    """A holder of the ring's lock that needs the GIL, and one of the GIL that needs the lock, would wait for each other."""
+    ring = gdn.StateRing.create(64, 1, **EXTENTS)
+    ring.acquire(1)
+    stop, calls = time.monotonic() + 1.5, []
+
+    def work(call):
+        while time.monotonic() < stop:
+            start = time.monotonic()
+            call()
+            calls.append(time.monotonic() - start)
+
+    def drop():
+        ring.acquire(2)
+        ring.begin([2], [1])
+        ring.release(2)
+
+    workers = [threading.Thread(target=work, args=(call,)) for call in (
+        lambda: ring.seq_ids, lambda: ring.n_free, lambda: ring.save(1), lambda: ring.position(1), drop)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert max(calls) < 1, max(calls)
 
 
 def test_one_sequence_from_many_threads():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -306,18 +307,55 @@ def test_processes_and_threads_share_the_lock():
     assert ring.n_free == 8
 
 
+def lock_token(pid):
+    """What a process writes into the ring's lock."""
+    with open(f"/proc/{pid}/stat") as stat:
+        start = int(stat.read().rsplit(")", 1)[1].split()[19])
+    with open("/proc/sys/kernel/random/boot_id", "rb") as boot:
+        value = 2166136261
+        for byte in boot.read():
+            value = (value ^ byte) * 16777619 & 0xFFFFFFFF
+    return pid | ((start ^ value << 32) * 0x9E3779B97F4A7C15 & 2**64 - 1) >> 54 << 22
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["copy", "save", "reset", "acquire"])
+def test_the_lock_is_lost_while_bytes_move(call):
+    """A call that cannot end what it began says so, and leaves its sequences usable."""
+    extents = {"n_layers": 1, "H_v": 32, "S_k": 1024, "S_v": 1024}
+    memory = mmap.mmap(-1, gdn.StateRing.nbytes_for(2, 0, spare=1, **extents))
+    ring = gdn.StateRing.create(2, 0, spare=1, buffer=memory, **extents)
+    ring.acquire(1)
+    header, slots, _ = fields(memory)
+    errors, moving = [], slots[1] if call == "acquire" else slots[0]
+
+    def work():
+        try:
+            getattr(ring, call)(*{"copy": (1, 2), "acquire": (2,)}.get(call, (1,)))
+        except ValueError as error:
+            errors.append(str(error))
+
+    with child(lambda: None) as pid:
+        worker, token = threading.Thread(target=work), lock_token(pid)
+        worker.start()
+        while moving["mark"] == 0:
+            pass
+        header["lock"] = token
+        worker.join()
+        header["lock"] = 0
+    assert errors == ["the ring's lock is held by a process that does not let go"]
+    assert ring.seq_ids == [1]
+    ring.begin([1], [1]).commit()
+    ring.acquire(2)
+    ring.release(1)
+
+
 @pytest.mark.slow
 def test_a_lock_that_is_never_released():
     memory, ring = shared(1)
 
     with child(lambda: None) as pid:
-        with open(f"/proc/{pid}/stat") as stat:
-            start = int(stat.read().rsplit(")", 1)[1].split()[19])
-        with open("/proc/sys/kernel/random/boot_id", "rb") as boot:
-            value = 2166136261
-            for byte in boot.read():
-                value = (value ^ byte) * 16777619 & 0xFFFFFFFF
-        token = pid | ((start ^ value << 32) * 0x9E3779B97F4A7C15 & 2**64 - 1) >> 54 << 22
+        token = lock_token(pid)
         fields(memory)[0]["lock"] = token
         started = time.monotonic()
         with pytest.raises(ValueError, match="does not let go"):

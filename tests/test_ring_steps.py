@@ -73,12 +73,14 @@ def test_refused_begin_changes_nothing():
     for error, ids, sizes in ((KeyError, [0, 9], [1, 1]), (ValueError, [0, 1, 0], [1, 1, 1]),
                               (ValueError, [0, 1], [1, -1]),
                               (ValueError, [0, 1], [1]), (ValueError, [[0]], [1]), (TypeError, [0.0], [1]),
-                              (TypeError, [0], ["a"]), (ValueError, [2**64], [1]), (ValueError, [0], [2**63 - 1]),
-                              (KeyError, [-1], [1])):
+                              (TypeError, [0], ["a"]), (ValueError, [2**64], [1]), (ValueError, 2**70, [1]),
+                              (ValueError, [0], [2**63 - 1]), (KeyError, [-1], [1])):
         with pytest.raises(error):
             run.ring.begin(ids, sizes)
     with pytest.raises(TypeError, match="Batch"):
         run.ring.begin([0])
+    with pytest.raises(ValueError, match="seq_ids must be a list of integers"):
+        run.ring.begin([[0], [0, 1]], [1, 1])
     assert before == (run.ring.save(0), run.ring.save(1))
 
 
@@ -95,7 +97,8 @@ def test_other_refusals(one):
                         (TypeError, lambda: ring.acquire("a")), (TypeError, lambda: ring.acquire(1.0)),
                         (IndexError, lambda: ring.ssm(2)), (IndexError, lambda: ring.conv(-1)),
                         (TypeError, lambda: ring.load(7, 3)), (ValueError, lambda: ring.load(7, b"")),
-                        (ValueError, lambda: ring.load(-1, ring.save(0)))):
+                        (ValueError, lambda: ring.load(-1, ring.save(0))),
+                        (ValueError, lambda: ring.load(7, memoryview(ring.save(0))[::2]))):
         with pytest.raises(error):
             call()
     assert ring.seq_ids == [0] and ring.n_free == 2

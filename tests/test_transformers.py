@@ -128,5 +128,7 @@ def test_stand_ins_refuse():
         stand_in.chunk_gated_delta_rule(q, q, q, g.numpy(), g)
     with pytest.raises(ValueError, match="^g"):
         stand_in.chunk_gated_delta_rule(q, q, q, g[:, :2], g)
-    with pytest.raises(ValueError, match="head_first is not supported"):
-        stand_in.fused_recurrent_gated_delta_rule(q, q, q, g, g, head_first=True)
+    for name, value in (("head_first", True), ("A_log", torch.zeros(1)), ("dt_bias", torch.ones(2)), ("lower_bound", 0.0)):
+        with pytest.raises(ValueError, match=f"{name} is not supported"):
+            stand_in.fused_recurrent_gated_delta_rule(q, q, q, g, g, **{name: value})
+    stand_in.fused_recurrent_gated_delta_rule(q, q, q, g, g, head_first=False, A_log=None)

@@ -32,10 +32,8 @@ def read_layer(path, il):
         if il not in _linear_layers(file):
             raise file.error(f"block {il} is no linear-attention layer; those are {_linear_layers(file)}")
         config = _config(file)
-        weights = {}
         tensors = _tensors(file, il, config)
-        for key, (name, ne) in tensors.items():
-            weights[key] = file.read(name, ne)
+        weights = {key: file.read(*tensor) for key, tensor in tensors.items()}
     names = {name.split(".")[2]: key for key, (name, _) in tensors.items() if key in (*PROJECTIONS, "out")}
     return forms.flat(weights, config), {**config, "projections": names}
 
@@ -158,7 +156,7 @@ def _tensors(file, il, config):
              "norm": ("ssm_norm.weight", (S_v,)),
              "out": (("attn_output" if kda else "ssm_out") + ".weight", (inner, E))}
     if kda:
-        table |= _kda_projections(file, il, E, inner, width)
+        table |= _kda_projections(file, il, config)
     else:
         fused = has("ssm_in") and not has("attn_qkv")
         table |= ({"qkvz": ("ssm_in.weight", (E, C + inner))} if fused else
@@ -186,16 +184,17 @@ def _refuse_unused(file, il, used):
         raise file.error(f"{', '.join(unused)} of no known use in this layer")
 
 
-def _kda_projections(file, il, E, inner, width):
+def _kda_projections(file, il, config):
     """Separate q, k, v with a convolution each; the rank of the gates is whatever f_a and g_a have."""
-    table = {}
+    E, H, S, width = config["n_embd"], config["H_v"], config["S_v"], config["width"]
+    table, inner = {}, H * S
     for x in "qkv":
         table[x] = (f"attn_{x}.weight", (E, inner))
         table[f"conv_{x}"] = (f"ssm_conv1d_{x}.weight", (width, inner))
-    table["b"] = ("ssm_beta.weight", (E, inner // _whole(file, "kda.head_dim")))
+    table["b"] = ("ssm_beta.weight", (E, H))
     for gate in "fg":
         down = file.tensors.get(f"blk.{il}.ssm_{gate}_a.weight")
-        rank = down.ne[1] if down and len(down.ne) > 1 and down.ne[1] else _whole(file, "kda.head_dim")
+        rank = down.ne[1] if down and len(down.ne) > 1 and down.ne[1] else S
         table[f"{gate}_a"] = (f"ssm_{gate}_a.weight", (E, rank))
         table[f"{gate}_b"] = (f"ssm_{gate}_b.weight", (rank, inner))
     return table

@@ -32,7 +32,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, *, chunk_size=64, mode="chunked", s
     gradient would be lost.
     """
     for name in REFUSED:
-        if others.get(name) not in (None, False):
+        if others.get(name) is not None and others[name] is not False:
             raise ValueError(f"{name} is not supported")
     arrays = {name: _array(x, name) for name, x in zip("qkv", (q, k, v), strict=True)}
     arrays |= {"g": _array(g, "g"), "beta": _array(beta, "beta")}

@@ -37,7 +37,7 @@ cdef gdn_status lock(gdn_ring_header *ring) noexcept nogil:
 
 
 cdef gdn_status lock_contended(gdn_ring_header *ring, uint32_t token) noexcept nogil:
-    cdef int64_t start = gdn_milliseconds(), waited, rounds = 0
+    cdef int64_t start = gdn_milliseconds(), rounds = 0
     cdef uint32_t holder
     cdef gdn_status status
     cdef int i

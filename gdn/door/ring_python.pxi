@@ -33,12 +33,15 @@ cdef int64_t as_int64(object value, str name) except? -1:
 
 cdef ndarray as_int64s(object values, str name, int64_t n):
     """A fresh contiguous int64 array of n entries (-1: any number)."""
-    array = numpy.array(values, ndmin=1)
+    try:
+        array = numpy.array(values, ndmin=1)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a list of integers: {error}") from error
     if array.ndim != 1:
         raise ValueError(f"{name} must be a list of integers, got shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":
         if array.dtype.kind == "O":           # Python integers over 64 bits, or no numbers
-            for value in values:
+            for value in array:
                 as_int64(value, name)
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     if array.dtype == numpy.uint64 and array.size and array.max() > INT64_MAX:
@@ -102,6 +105,7 @@ cdef class Ring:
     cdef object __weakref__
     cdef Py_buffer view
     cdef gdn_ring_header *ring
+    cdef readonly int32_t n_slots, n_rollback, n_planes, n_layers, H_v, S_k, S_v, conv_channels, conv_width
 
     def __cinit__(self, buffer):
         cdef gdn_status status
@@ -116,50 +120,18 @@ cdef class Ring:
             raise ValueError(f"buffer of {self.view.len} bytes holds no ring, a ring of another abi than "
                              f"{GDN_RING_ABI}, or a damaged one")
         self.ring = <gdn_ring_header *>self.view.buf
+        self.n_slots, self.n_rollback = self.ring.n_slots, self.ring.n_rollback
+        self.n_planes, self.n_layers = self.ring.n_planes, self.ring.n_layers
+        self.H_v, self.S_k, self.S_v = self.ring.H_v, self.ring.S_k, self.ring.S_v
+        self.conv_channels, self.conv_width = self.ring.conv_channels, self.ring.conv_width
 
     def __dealloc__(self):
         PyBuffer_Release(&self.view)
 
     @property
-    def n_slots(self):
-        return self.ring.n_slots
-
-    @property
-    def n_rollback(self):
-        return self.ring.n_rollback
-
-    @property
-    def n_planes(self):
-        return self.ring.n_planes
-
-    @property
-    def n_layers(self):
-        return self.ring.n_layers
-
-    @property
-    def H_v(self):
-        return self.ring.H_v
-
-    @property
-    def S_k(self):
-        return self.ring.S_k
-
-    @property
-    def S_v(self):
-        return self.ring.S_v
-
-    @property
-    def conv_channels(self):
-        return self.ring.conv_channels
-
-    @property
-    def conv_width(self):
-        return self.ring.conv_width
-
-    @property
     def extents(self):
-        return {"H_v": self.ring.H_v, "S_k": self.ring.S_k, "S_v": self.ring.S_v,
-                "conv_channels": self.ring.conv_channels, "conv_width": self.ring.conv_width}
+        return {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.conv_channels,
+                "conv_width": self.conv_width}
 
     @property
     def nbytes(self):
@@ -218,41 +190,42 @@ cdef class Ring:
         refuse(self, status, dst if status in (GDN_ERR_VALUE, GDN_ERR_FULL) else src)
         return self.slot(dst)
 
-    def position(self, seq_id):
-        cdef int64_t id = as_int64(seq_id, "seq_id"), n = 0
-        cdef gdn_status status
-        with nogil:
-            status = ring_position(self.ring, id, &n)
-        refuse(self, status, id)
-        return n
-
-    def max_rollback(self, seq_id):
-        cdef int64_t id = as_int64(seq_id, "seq_id"), n = 0
-        cdef gdn_status status
-        with nogil:
-            status = ring_max_rollback(self.ring, id, &n)
-        refuse(self, status, id)
-        return n
-
-    def slot(self, seq_id):
-        cdef int64_t id = as_int64(seq_id, "seq_id"), slot = 0
+    cdef gdn_ring_slot committed(self, seq_id, int64_t *slot, bint lost) except *:
+        """The sequence's record as `query` gives it; a lost one only where `lost` allows it."""
+        cdef int64_t id = as_int64(seq_id, "seq_id")
         cdef gdn_ring_slot r
         cdef gdn_status status
         with nogil:
-            status = query(self.ring, id, &r, &slot)
-        if status != GDN_ERR_LOST:
+            status = query(self.ring, id, &r, slot)
+        if not (lost and status == GDN_ERR_LOST):
             refuse(self, status, id)
+        return r
+
+    def position(self, seq_id):
+        cdef int64_t slot
+        return self.committed(seq_id, &slot, False).position
+
+    def max_rollback(self, seq_id):
+        cdef int64_t slot
+        return self.committed(seq_id, &slot, False).valid
+
+    def slot(self, seq_id):
+        cdef int64_t slot
+        self.committed(seq_id, &slot, True)
         return slot
 
     cdef list states(self):
         """(seq_id, state) of every slot, as one committed moment."""
         cdef gdn_status status
-        with nogil:
+        cdef ndarray copy = numpy.empty(self.ring.n_slots * sizeof(gdn_ring_slot), numpy.uint8)
+        cdef gdn_ring_slot *r = <gdn_ring_slot *>PyArray_DATA(copy)
+        with nogil:           # all of it: a holder of the lock that waits for the GIL would wait for who waits for the lock
             status = lock(self.ring)
+            if status == GDN_OK:
+                memcpy(r, record(self.ring, 0), self.ring.n_slots * sizeof(gdn_ring_slot))
+                unlock(self.ring)
         refuse(self, status, NOWHERE)
-        result = [(record(self.ring, i).seq_id, record(self.ring, i).state) for i in range(self.ring.n_slots)]
-        unlock(self.ring)
-        return result
+        return [(r[i].seq_id, r[i].state) for i in range(self.ring.n_slots)]
 
     @property
     def seq_ids(self):
@@ -268,7 +241,9 @@ cdef class Ring:
         cdef gdn_status status = GDN_ERR_SCRATCH
         cdef char *to
         while status == GDN_ERR_SCRATCH:      # it may gain depth between the two calls
-            refuse(self, ring_save_size(self.ring, id, &nbytes), id)
+            with nogil:
+                status = ring_save_size(self.ring, id, &nbytes)
+            refuse(self, status, id)
             data = PyBytes_FromStringAndSize(NULL, nbytes)
             to = PyBytes_AS_STRING(data)
             with nogil:
@@ -282,26 +257,29 @@ cdef class Ring:
         cdef Py_buffer view
         if not PyObject_CheckBuffer(data):
             raise TypeError(f"data must be bytes, got {type(data).__name__}")
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        except (BufferError, ValueError) as error:
+            raise ValueError(f"data must be contiguous: {error}") from error
         with nogil:
             status = ring_load(self.ring, id, view.buf, view.len)
+        why = self.why_not(<const uint8_t *>view.buf, view.len) if status == GDN_ERR_DAMAGED else ""
         PyBuffer_Release(&view)
         if status == GDN_ERR_DAMAGED:
-            raise ValueError(f"data is no intact saved sequence of this ring: {self.why_not(data)}")
+            raise ValueError(f"data is no intact saved sequence of this ring: {why}")
         refuse(self, status, id, "acquired")
         return self.slot(id)
 
-    def why_not(self, data):
+    cdef str why_not(self, const uint8_t *given, size_t size):
         """What is wrong with bytes that load refused."""
-        cdef const uint8_t[::1] given = numpy.frombuffer(data, numpy.uint8)
         cdef gdn_saved h
-        if <size_t>given.shape[0] < sizeof(gdn_saved):
-            return f"{given.shape[0]} bytes are fewer than its header has"
-        memcpy(&h, &given[0], sizeof(gdn_saved))
+        if size < sizeof(gdn_saved):
+            return f"{size} bytes are fewer than its header has"
+        memcpy(&h, given, sizeof(gdn_saved))
         if memcmp(h.magic, b"GDNSEQ\0", 8) or h.abi != GDN_RING_ABI:
             return f"it does not begin as one of abi {GDN_RING_ABI} does"
-        if h.nbytes != given.shape[0]:
-            return f"it says it has {h.nbytes} bytes and has {given.shape[0]}"
+        if <size_t>h.nbytes != size:
+            return f"it says it has {h.nbytes} bytes and has {size}"
         if crc32(&given[CRC_START], h.nbytes - CRC_START) != h.crc:
             return "its checksum does not fit"
         if h.valid > self.ring.n_rollback:
@@ -328,8 +306,7 @@ cdef class Ring:
         if n_tokens is None:
             if not hasattr(seq_ids, "unique_ids"):
                 raise TypeError("begin takes seq_ids and n_tokens, or a Batch")
-            step = start_step(self, seq_ids.unique_ids, seq_ids.lengths,
-                              numpy.where(seq_ids.starts_fresh, 0, seq_ids.first_positions))
+            step = start_step(self, seq_ids.unique_ids, seq_ids.lengths, seq_ids.first_positions)
             step.batch = seq_ids
             return step
         return start_step(self, seq_ids, n_tokens, None)
@@ -390,7 +367,8 @@ cdef class Step:
 
     def __dealloc__(self):
         if self.ring is not None and self.s.step != 0:
-            ring_abort(self.ring.ring, &self.s)
+            with nogil:
+                ring_abort(self.ring.ring, &self.s)
 
     @property
     def is_open(self):

@@ -102,13 +102,7 @@ cdef gdn_status ring_save(gdn_ring_header *ring, int64_t seq_id, void *data, siz
     h.crc = crc32(<uint8_t *>data + CRC_START, h.nbytes - CRC_START)
     memcpy(data, &h, sizeof(gdn_saved))
     nbytes[0] = h.nbytes
-    status = lock(ring)
-    if status == GDN_OK:
-        change(ring)
-        touch(ring, slot).mark = GDN_MARK_NONE
-        done(ring)
-        unlock(ring)
-    return status
+    return conclude(ring, slot, NOWHERE, 0, 0)
 
 
 cdef void move_planes(gdn_ring_header *ring, int64_t slot, int64_t head, int64_t valid, char *data,
@@ -170,10 +164,4 @@ cdef gdn_status ring_load(gdn_ring_header *ring, int64_t seq_id, const void *dat
     if status != GDN_OK:
         return status
     move_planes(ring, slot, h.valid, h.valid, <char *>data + sizeof(gdn_saved), True)
-    status = lock(ring)
-    if status == GDN_OK:
-        change(ring)
-        filled(ring, slot, h.position, h.valid)
-        done(ring)
-        unlock(ring)
-    return status
+    return conclude(ring, NOWHERE, slot, h.position, h.valid)

@@ -130,11 +130,31 @@ cdef void fill(gdn_ring_header *ring, int64_t slot, int64_t seq_id) noexcept nog
     mark(r, GDN_MARK_FILL, 0, 0, 0)
 
 
-cdef void filled(gdn_ring_header *ring, int64_t slot, int64_t position, int32_t valid) noexcept nogil:
-    """Planes 0 to valid hold the states up to position.  Inside a change."""
-    cdef gdn_ring_slot *r = touch(ring, slot)
-    r.position, r.head, r.valid = position, valid, valid
-    r.state, r.mark = GDN_SLOT_LIVE, GDN_MARK_NONE
+cdef inline void disown(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+    """Without the lock: a slot (or -1) that this caller has marked is nobody's, so that whoever comes next puts it back."""
+    if slot != NOWHERE:
+        record(ring, slot).owner = 0
+
+
+cdef gdn_status conclude(gdn_ring_header *ring, int64_t source, int64_t target, int64_t position,
+                         int32_t valid) noexcept nogil:
+    """The source (or -1) was read; planes 0 to valid of the target (or -1) hold its states up to position."""
+    cdef gdn_status status = lock(ring)
+    cdef gdn_ring_slot *r
+    if status != GDN_OK:
+        disown(ring, source)
+        disown(ring, target)
+        return status
+    change(ring)
+    if source != NOWHERE:
+        touch(ring, source).mark = GDN_MARK_NONE
+    if target != NOWHERE:
+        r = touch(ring, target)
+        r.position, r.head, r.valid = position, valid, valid
+        r.state, r.mark = GDN_SLOT_LIVE, GDN_MARK_NONE
+    done(ring)
+    unlock(ring)
+    return GDN_OK
 
 
 cdef gdn_status ring_acquire(gdn_ring_header *ring, int64_t seq_id, int64_t *slot) noexcept nogil:
@@ -152,16 +172,10 @@ cdef gdn_status ring_acquire(gdn_ring_header *ring, int64_t seq_id, int64_t *slo
     if status != GDN_OK:
         return status
     zero_row(ring, row_of(ring, chosen, 0))
-    status = lock(ring)
-    if status != GDN_OK:
-        return status
-    change(ring)
-    filled(ring, chosen, 0, 0)
-    done(ring)
-    unlock(ring)
-    if slot != NULL:
+    status = conclude(ring, NOWHERE, chosen, 0, 0)
+    if status == GDN_OK and slot != NULL:
         slot[0] = chosen
-    return GDN_OK
+    return status
 
 
 cdef gdn_status ring_release(gdn_ring_header *ring, int64_t seq_id) noexcept nogil:
@@ -196,12 +210,14 @@ cdef gdn_status ring_reset(gdn_ring_header *ring, int64_t seq_id) noexcept nogil
         return status
     zero_row(ring, row_of(ring, slot, record(ring, slot).head + 1))
     status = lock(ring)
-    if status == GDN_OK:
-        change(ring)
-        publish(ring, touch(ring, slot))
-        done(ring)
-        unlock(ring)
-    return status
+    if status != GDN_OK:
+        disown(ring, slot)
+        return status
+    change(ring)
+    publish(ring, touch(ring, slot))
+    done(ring)
+    unlock(ring)
+    return GDN_OK
 
 
 # ---------------------------------------------------------------- rollback, questions, copy
@@ -288,14 +304,7 @@ cdef gdn_status ring_copy(gdn_ring_header *ring, int64_t src, int64_t dst) noexc
     if status != GDN_OK:
         return status
     copy_planes(ring, source, r.head, target, r.valid)
-    status = lock(ring)
-    if status == GDN_OK:
-        change(ring)
-        touch(ring, source).mark = GDN_MARK_NONE
-        filled(ring, target, r.position, r.valid)
-        done(ring)
-        unlock(ring)
-    return status
+    return conclude(ring, source, target, r.position, r.valid)
 
 
 cdef void copy_planes(gdn_ring_header *ring, int64_t source, int64_t head, int64_t target, int64_t n) noexcept nogil:

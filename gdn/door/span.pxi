@@ -1,4 +1,4 @@
-# Which bytes a tensor's elements reach, in arithmetic that notices overflow.
+# Arithmetic that notices overflow, and which bytes a tensor's elements reach.
 
 cdef extern from *:
     """
