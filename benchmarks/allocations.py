@@ -9,19 +9,16 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import tracemalloc
-from pathlib import Path
+
+from benchmarks.native import built
 
 CALLS = 50
 
 
 def of_decode():
     """(allocator calls per decode call, details), measured in a process with the wrapper preloaded."""
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, "count_malloc.so")
-        subprocess.run([os.environ.get("CC", "cc"), "-O1", "-shared", "-fPIC", "-o", library,
-                        Path(__file__).with_name("count_malloc.c"), "-ldl"], check=True)
+    with built("count_malloc.c", "-fno-builtin") as library:
         run = subprocess.run([sys.executable, "-m", "benchmarks.allocations"], check=True, text=True,
                              capture_output=True, env={**os.environ, "LD_PRELOAD": str(library)})
     calls, details = json.loads(run.stdout)
@@ -39,7 +36,7 @@ def main():
         for n_threads in (1, 2):
             call = ours.decode(shape, ours.layer_states(shape, n_layers=1), n_threads=n_threads)
             name = f"{shape.name} x{n_threads}"
-            call()
+            call.check()
             call()
             before, largest.value = counter.value, 0
             for _ in range(CALLS):

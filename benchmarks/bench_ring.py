@@ -4,14 +4,12 @@
 """
 
 import ctypes
-import subprocess
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gdn
+from benchmarks import native
 from benchmarks.pairs import best_of
 from benchmarks.shapes import QWEN, inputs
 
@@ -45,11 +43,7 @@ def test_begin_commit_from_c(benchmark, n_rollback):
     """The same through the table: under 5 microseconds.  The benchmark's own column is 20000 pairs."""
     benchmark.group = "ring: begin + commit of 64 sequences"
     ring, ids = full_ring(n_rollback)
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder, "ring_calls.so")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{Path(gdn.__file__).parent / 'include'}",
-                        Path(__file__).with_name("ring_calls.c"), "-o", library], check=True)
-        call = ctypes.CDLL(str(library)).begin_commit
+    call = native.load("ring_calls.c", f"-I{gdn.get_include()}").begin_commit
     call.restype = ctypes.c_double
     arrays = [np.array(ids, np.int64), np.ones(SEQUENCES, np.int64), np.empty(SEQUENCES, np.int64),
               np.empty((SEQUENCES, 1), np.int64)]

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-import gdn
-from benchmarks.shapes import inputs
 from gdn import reference
 
 BOUND = 1e-5
@@ -40,12 +38,6 @@ def check_result(shape, data, out, state, head_map="tiled", bound=BOUND, slots=1
             expect(f"{shape.name}: snapshots of head {h}", state[:, :, h:h + 1], states[:-slots - 1:-1], bound)
         elif state is not None:
             expect(f"{shape.name}: state of head {h}", state[:, h:h + 1], ref_state, bound)
-
-
-def check_call(shape, n_tokens, *, snapshots=None, head_map="tiled", n_threads=1):
-    data = inputs(shape, n_tokens)
-    out, state = gdn.gated_delta_net(*data, head_map=head_map, n_threads=n_threads, snapshots=snapshots)
-    check_result(shape, data, out, state, head_map, slots=snapshots or 1)
 
 
 def check_conv(x, weight, state, out, new_state, bound=BOUND):

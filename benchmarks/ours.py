@@ -1,9 +1,11 @@
-"""Calls of gdn, each built once and then timed: ``make(...)`` returns a callable without arguments."""
+"""Calls of gdn, each built once and then timed: ``make(...)`` returns a callable without arguments, whose attribute
+``check`` calls it once and compares what it wrote with the reference."""
 
 import numpy as np
 
 import gdn
-from benchmarks.shapes import aligned, inputs
+from benchmarks.check import check_conv, check_result
+from benchmarks.shapes import Shape, aligned, inputs
 
 LAYERS = 24             # recurrent layers of the decode rows: 24 x 2 MiB of state, more than the last-level cache
 
@@ -11,7 +13,7 @@ LAYERS = 24             # recurrent layers of the decode rows: 24 x 2 MiB of sta
 def prefill(shape, n_tokens, n_threads=1, *, data=None, states=None, head_map="tiled", mode="auto"):
     """One call on a warm state; out and state_out given.  states: arrays for the state and the new one."""
     q, k, v, g, beta, state = data or inputs(shape, n_tokens)
-    out, state_out = np.empty_like(v), np.empty_like(state)
+    out, state_out = aligned(v.shape), aligned(state.shape)
     if states is not None:
         states[0][:] = state
         state, state_out = states
@@ -19,6 +21,12 @@ def prefill(shape, n_tokens, n_threads=1, *, data=None, states=None, head_map="t
     def call():
         gdn.gated_delta_net(q, k, v, g, beta, state, head_map=head_map, mode=mode, out=out, state_out=state_out,
                             n_threads=n_threads)
+
+    def check():
+        before = state.copy()
+        call()
+        check_result(shape, (q, k, v, g, beta, before), out, state_out, head_map)
+    call.check = check
     return call
 
 
@@ -30,6 +38,7 @@ def prefill_cold(shape, n_tokens, *, n_threads=1):
     def call():
         for layer in layers:
             layer()
+    call.check = layers[-1].check
     return call
 
 
@@ -44,7 +53,7 @@ def layer_states(shape, n_rows=1, n_layers=LAYERS, seed=1):
 def decode(shape, states, n_tokens=1, n_slots=1, *, n_threads=1, head_map="tiled"):
     """n_tokens of one sequence through every layer, in place; slot s of the snapshots is row s of the layer."""
     q, k, v, g, beta, _ = inputs(shape, n_tokens)
-    out = np.empty_like(v)
+    out = aligned(v.shape)
     rows_in = np.zeros(1, np.int64)
     rows_out = np.arange(n_slots, dtype=np.int64)[None]
     layers = list(states)
@@ -53,6 +62,13 @@ def decode(shape, states, n_tokens=1, n_slots=1, *, n_threads=1, head_map="tiled
         for layer in layers:
             gdn.gated_delta_net_inplace(q, k, v, g, beta, layer, rows_in, rows_out, head_map=head_map, out=out,
                                         n_threads=n_threads)
+
+    def check():
+        before = layers[-1][:1].copy()
+        call()
+        new = layers[-1][:1] if n_slots == 1 else layers[-1][:n_slots, None]
+        check_result(shape, (q, k, v, g, beta, before), out, new, head_map, slots=n_slots)
+    call.check = check
     return call
 
 
@@ -64,10 +80,16 @@ def decode_layers(shape, n_threads=1):
 def decode_batch(shape, n_seqs, n_threads=1):
     """One token of n_seqs sequences through one layer, in place."""
     q, k, v, g, beta, cache = inputs(shape, 1, n_seqs)
-    out, rows = np.empty_like(v), np.arange(n_seqs)
+    out, rows = aligned(v.shape), np.arange(n_seqs)
 
     def call():
         gdn.gated_delta_net_inplace(q, k, v, g, beta, cache, rows, head_map="interleaved", out=out, n_threads=n_threads)
+
+    def check():
+        before = cache.copy()
+        call()
+        check_result(shape, (q, k, v, g, beta, before), out, cache, "interleaved")
+    call.check = check
     return call
 
 
@@ -80,13 +102,24 @@ def tiny():
 
     def call():
         gdn.gated_delta_net(q, k, v, g, beta, state, out=out, state_out=state)
+
+    def check():
+        before = state.copy()
+        call()
+        check_result(Shape("tiny", 1, 1, 16, 16), (q, k, v, g, beta, before), out, state)
+    call.check = check
     return call
 
 
 def conv(x, weight, state, *, n_threads=1):
     """Convolution and SiLU; out and state_out given."""
-    out, state_out = np.empty_like(x), np.empty_like(state)
+    out, state_out = aligned(x.shape), aligned(state.shape)
 
     def call():
         gdn.causal_conv1d(x, weight, None, state, out=out, state_out=state_out, n_threads=n_threads)
+
+    def check():
+        call()
+        check_conv(x, weight, state, out, state_out)
+    call.check = check
     return call

@@ -4,17 +4,16 @@ A row's function runs in a process of its own (BLAS pinned to one thread, GDN_LE
 times, and returns (value, details).  ``python -m benchmarks.rows NAME`` does just that and prints JSON.
 """
 
+import ctypes
 import json
 import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-import gdn
-from benchmarks import allocations, layers, ours, peers
-from benchmarks.check import check_call, check_conv, check_result
+from benchmarks import allocations, layers, native, ours, peers
+from benchmarks.check import check_conv, check_result
 from benchmarks.pairs import best_of, compare, repeats, sample
 from benchmarks.remote import Remote
 from benchmarks.shapes import KIMI, QWEN, Shape, aligned, conv_inputs, inputs
@@ -75,13 +74,11 @@ def over_sgemm(call, flops):
 
 @row("prefill", "GDN prefill, 2048 tokens: rate over numpy sgemm", target=0.62, stretch=0.75, at_least=True)
 def _():
-    check_call(QWEN, 2048)
     return over_sgemm(ours.prefill(QWEN, 2048), QWEN.flops(2048))
 
 
 @row("prefill-64", "GDN prefill, 64 tokens, cold: rate over numpy sgemm", target=0.45, stretch=0.6, at_least=True)
 def _():
-    check_call(QWEN, 64)
     return over_sgemm(ours.prefill_cold(QWEN, 64), QWEN.flops(64) * ours.LAYERS)
 
 
@@ -95,23 +92,21 @@ def _():
 @row("kda-gdn", "KDA prefill, 512 tokens, H=32: time over GDN's", target=1.35, stretch=1.15, at_least=False)
 def _():
     gdn_shape = Shape("gdn of the same heads", KIMI.H_k, KIMI.H_v, KIMI.S_k, KIMI.S_v)
-    check_call(KIMI, 512)
     p = compare(ours.prefill(KIMI, 512), ours.prefill(gdn_shape, 512))
     return p.ratio, times(p, kda_gflops=round(KIMI.flops(512) / p.a / 1e9, 1))
 
 
 def in_place_pass(states, n_threads):
-    """x *= a over the same bytes, every thread one call on its share of the layers (a = 1 keeps the numbers)."""
-    a = np.float32(1)
-    parts = np.array_split(states.reshape(-1), n_threads)
+    """x *= a over the same bytes (a = 1 keeps the numbers): numpy's, on several threads OpenMP's."""
+    x, a = states.reshape(-1), np.float32(1)
     if n_threads == 1:
-        return lambda: np.multiply(parts[0], a, out=parts[0])
-    pool = ThreadPoolExecutor(n_threads)
-    return lambda: list(pool.map(lambda x: np.multiply(x, a, out=x), parts))
+        return lambda: np.multiply(x, a, out=x)
+    multiply = native.load("multiply.c", "-fopenmp").multiply
+    arguments = ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(x.size), ctypes.c_float(1), n_threads
+    return lambda: multiply(*arguments)
 
 
 def decode_over_pass(n_threads):
-    check_call(QWEN, 1, n_threads=n_threads)
     states = ours.layer_states(QWEN)
     p = best_of(2 * n_threads - 1, ours.decode(QWEN, states, n_threads=n_threads), in_place_pass(states, n_threads))
     gigabytes = 2 * states.nbytes / 1e9
@@ -140,7 +135,6 @@ def verify(n_layers):
 @row("verify", "a verify step of 4 tokens keeping 4 snapshots: time over keeping one", target=2.2, stretch=1.6,
      at_least=False)
 def _():
-    check_call(QWEN, 4, snapshots=4)
     return verify(1)
 
 
@@ -190,7 +184,6 @@ def _():
     results = {}
     for S_k, S_v in ((64, 64), (96, 192), (80, 80), (48, 48)):
         shape = Shape(f"{S_k}/{S_v}", 16, 32, S_k, S_v)
-        check_call(shape, 100)
         p = compare(base, ours.prefill(shape, 512), budget=1.5)
         results[shape.name] = round(p.ratio * shape.flops(512) / QWEN.flops(512), 3)
     return min(results.values()), results
@@ -229,7 +222,6 @@ def _():
 
 @row("layouts-24", "decode, 24 layers: states in FLA's order over ggml's", target=1.1, at_least=False)
 def _():
-    check_call(QWEN, 1)
     fla = ours.layer_states(QWEN)
     fla = fla.reshape(*fla.shape[:-2], QWEN.S_k, QWEN.S_v).swapaxes(-1, -2)
     p = compare(ours.decode(QWEN, fla), ours.decode(QWEN, ours.layer_states(QWEN)))
@@ -248,7 +240,6 @@ def over_peer(maker, shape, n_tokens, head_map, target):
     theirs, out, state = getattr(peers, maker)(shape, data)
     theirs()
     check_result(shape, data, out, state, head_map, PEER_BOUND)
-    check_call(shape, n_tokens, head_map=head_map)
     our = ours.prefill(shape, n_tokens, data=data, head_map=head_map)
     p = compare(theirs, our, least_pairs=3)
     gflops = shape.flops(n_tokens) / p.a / 1e9
@@ -282,7 +273,6 @@ def decode_over(maker, head_map):
     theirs, out, _ = getattr(peers, maker)(QWEN, data, states)
     theirs()
     check_result(QWEN, (*data[:5], states[-1]), out, None, head_map, PEER_BOUND)
-    check_call(QWEN, 1, head_map=head_map)
     p = compare(theirs, ours.decode(QWEN, states, head_map=head_map))
     return p.ratio, times(p)
 
@@ -313,7 +303,6 @@ def conv_over(maker, *args):
     theirs, out, new = getattr(peers, maker)(x, weight, state, *args)
     theirs()
     check_conv(x, weight, state, out, new)
-    check_conv(x, weight, state, *gdn.causal_conv1d(x, weight, None, state))
     p = compare(theirs, ours.conv(x, weight, state))
     return p.ratio, times(p)
 

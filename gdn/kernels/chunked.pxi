@@ -15,8 +15,8 @@ cdef inline void chunk_rows(const operands *op, int64_t i0, int64_t ld, int64_t 
     cdef int64_t n_rows = op.n - i0, i
     cdef int m, j
     for m in range(MR):                       # the next chunk's rows, while this one computes
-        v_prefetch(v + (i0 + m + CHUNK_MAX) * v_row, nv * VL)
-        v_prefetch(out + (i0 + m + CHUNK_MAX) * out_row, nv * VL)
+        v_prefetch(v + (i0 + m + op.chunk) * v_row, nv * VL)
+        v_prefetch(out + (i0 + m + op.chunk) * out_row, nv * VL)
     # Rows behind the last token are computed from whatever lies there; nobody reads them.
     tile_clear(acc, nv)
     tile_mul(acc, op.k_in + i0 * ld, ld, 1, S, S_k, nv)

@@ -7,6 +7,7 @@
 
 cdef struct operands:
     int64_t n                    # tokens of this chunk
+    int64_t chunk                # tokens to the next one
     const float *k_in            # [n][ld] rows that meet the initial state: K, or e * K per channel
     const float *q_in            # likewise for Q
     const float *k_out           # rows that build the final state: K, or Gamma[C] * K per channel

@@ -16,9 +16,10 @@ cdef size_t delta_scratch(const gdn_delta_job *job) noexcept nogil:
 
 
 cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
-    """How a checked call runs on this level: where recurrent turns into chunked, heads to an item.  A state of one key
-    channel never runs chunked: where all keys are one direction, a chunk's sums cancel to the few numbers there are, and
-    its products cost more than they save."""
+    """How a checked call runs on this level: chunk length, where recurrent turns into chunked, heads to an item.  A state
+    of one key channel never runs chunked: where all keys are one direction, a chunk's sums cancel to the few numbers
+    there are, and its products cost more than they save."""
+    job.chunk = CHUNK_MAX
     if job.args.mode == GDN_MODE_RECURRENT or job.S_k == 1:
         job.chunked_from = INT64_MAX
     elif job.args.mode == GDN_MODE_CHUNKED:
@@ -58,10 +59,11 @@ cdef void delta_item(const void *job, int64_t item, void *scratch) noexcept nogi
 cdef void run_chunked(space *sp, int64_t n_tokens) noexcept nogil:
     cdef operands op
     cdef int64_t t0, m
+    op.chunk = sp.job.chunk
     op.whole = sp.whole
     op.part = sp.part
-    for t0 from 0 <= t0 < n_tokens by CHUNK_MAX:
-        op.n = min(<int64_t>CHUNK_MAX, n_tokens - t0)
+    for t0 from 0 <= t0 < n_tokens by sp.job.chunk:
+        op.n = min(sp.job.chunk, n_tokens - t0)
         load_keys(sp, t0, op.n)
         if not sp.job.per_channel:
             pack_transposed(sp.k_transposed, sp.k, sp.ld, op.n)
