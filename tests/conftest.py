@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from c_tools import Api
 from hypothesis import HealthCheck, settings
 from ring_model import Run
+
+import gdn
 
 settings.register_profile("gdn", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gdn")
@@ -21,3 +24,9 @@ def one():
     run = Run()
     run.acquire(0)
     return run
+
+
+@pytest.fixture(scope="session")
+def api():
+    """The C face's table."""
+    return Api.from_address(gdn.capi)

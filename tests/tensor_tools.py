@@ -4,14 +4,10 @@ import array
 import ctypes
 
 import numpy as np
+from c_tools import Tensor
 
 import gdn
 from gdn import _tensor
-
-
-class CTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("type", ctypes.c_int32), ("ne", ctypes.c_int64 * 4),
-                ("nb", ctypes.c_int64 * 4)]
 
 
 def c_function(name, result, *arguments):
@@ -25,7 +21,7 @@ def c_function(name, result, *arguments):
 obj = ctypes.py_object
 c_as_array = c_function("as_array", obj, obj, obj, ctypes.c_int)
 c_fit = c_function("fit", obj, obj, obj, ctypes.c_int, ctypes.c_int)
-c_to_c = c_function("to_c", ctypes.c_int, obj, ctypes.POINTER(CTensor))
+c_to_c = c_function("to_c", ctypes.c_int, obj, ctypes.POINTER(Tensor))
 c_check_overlap = c_function("check_overlap", ctypes.c_int, obj, obj, obj)
 
 
@@ -38,7 +34,7 @@ def fit(data, ndim, writable=False):
 
 
 def to_c(data):
-    result = CTensor()
+    result = Tensor()
     c_to_c(data, ctypes.byref(result))
     return result
 

@@ -123,6 +123,3 @@ def test_unknown_type_of_the_layers_own_tensor(whole):
         with pytest.raises(ValueError, match=r"blk\.1\.attn_gate\.weight: type"):
             read_layer(path, 1)
         assert "unknown" in describe(path)[0]["types"]
-
-
-# The command

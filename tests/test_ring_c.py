@@ -5,18 +5,36 @@ import os
 import subprocess
 import sys
 import sysconfig
-from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import byref, c_int64, c_size_t
 from pathlib import Path
 
 import numpy as np
 import pytest
+from c_tools import (
+    ABI,
+    BUSY,
+    DAMAGED,
+    FULL,
+    NULL,
+    OK,
+    ROLLBACK,
+    ROW,
+    SCRATCH,
+    SHAPE,
+    STRIDE,
+    UNKNOWN,
+    VALUE,
+    Api,
+    Params,
+    StepArgs,
+    Tensor,
+    numbers,
+)
 from ring_model import EXTENTS, SLOT, fields
 
 import gdn
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "c_host"
-(OK, NULL, TYPE, SHAPE, STRIDE, VALUE, ROW, SCRATCH, ABI, FULL, UNKNOWN, LOST, BUSY, ROLLBACK, DAMAGED,
- LOCKED) = range(16)
 
 
 # ---------------------------------------------------------------- the examples
@@ -47,53 +65,6 @@ def test_python_and_c_share_a_ring(programs):
 
 
 # ---------------------------------------------------------------- the table
-
-class Params(ctypes.Structure):
-    _fields_ = [("size", c_uint32), *[(name, c_int32) for name in (
-        "n_slots", "n_rollback", "n_layers", "H_v", "S_k", "S_v", "conv_channels", "conv_width", "spare")]]
-
-
-class StepArgs(ctypes.Structure):
-    _fields_ = [("size", c_uint32), ("step", c_uint32), ("n_seqs", c_int64), ("n_columns", c_int64),
-                *[(name, POINTER(c_int64)) for name in ("seq_ids", "n_tokens", "positions", "rows_in", "rows_out")],
-                ("failed", c_int64), ("first", c_int32), ("reserved", c_int32)]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [("data", c_void_p), ("type", c_int32), ("ne", c_int64 * 4), ("nb", c_int64 * 4)]
-
-
-def function(*types):
-    return ctypes.CFUNCTYPE(c_int32, *types)
-
-
-class Api(ctypes.Structure):
-    id_, out = c_int64, POINTER(c_int64)
-    _fields_ = [("abi", c_uint32), ("size", c_uint32), ("kernels", c_void_p * 8),
-                ("status_string", ctypes.CFUNCTYPE(c_char_p, c_int32)),
-                ("ring_size", function(POINTER(Params), POINTER(c_size_t))),
-                ("ring_init", function(POINTER(Params), c_void_p, c_size_t)),
-                ("ring_attach", function(c_void_p, c_size_t)),
-                ("ring_acquire", function(c_void_p, id_, out)),
-                ("ring_release", function(c_void_p, id_)),
-                ("ring_begin", function(c_void_p, POINTER(StepArgs))),
-                ("ring_commit", function(c_void_p, POINTER(StepArgs))),
-                ("ring_abort", function(c_void_p, POINTER(StepArgs))),
-                ("ring_rollback", function(c_void_p, id_, c_int64)),
-                ("ring_reset", function(c_void_p, id_)),
-                ("ring_copy", function(c_void_p, id_, id_)),
-                ("ring_position", function(c_void_p, id_, out)),
-                ("ring_max_rollback", function(c_void_p, id_, out)),
-                ("ring_save_size", function(c_void_p, id_, POINTER(c_size_t))),
-                ("ring_save", function(c_void_p, id_, c_void_p, c_size_t, POINTER(c_size_t))),
-                ("ring_load", function(c_void_p, id_, c_void_p, c_size_t)),
-                ("ring_conv", function(c_void_p, c_int64, POINTER(Tensor))),
-                ("ring_ssm", function(c_void_p, c_int64, POINTER(Tensor)))]
-
-
-def numbers(*values):
-    return (c_int64 * max(1, len(values)))(*values)
-
 
 def step_args(ids, sizes, positions=None, n_columns=3):
     s = StepArgs(ctypes.sizeof(StepArgs), 0, len(ids), n_columns, numbers(*ids), numbers(*sizes),

@@ -4,15 +4,11 @@ import zlib
 
 import numpy as np
 import pytest
-from ring_model import EXTENTS, LAYERS, Run, run_layers
+from ring_model import EXTENTS, LAYERS, Boom, Run, run_layers
 
 import gdn
 
 # ---------------------------------------------------------------- steps that fail
-
-class Boom(Exception):
-    pass
-
 
 @pytest.mark.parametrize("size", [1, 3, 5, 9])
 def test_a_failed_step_leaves_the_state(one, size):

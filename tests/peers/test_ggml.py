@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers import assert_close
 
 import gdn
 from gdn import reference
-from tests.peers.compare import close, numbers, shared
+from tests.peers.compare import numbers, shared
 from tests.peers.ggml import I32, delta_net_result
 
 
@@ -45,14 +46,14 @@ def test_gated_delta_net(ggml, n_tokens, K, S, H_k, H_v, n_seqs, layout, kda):
                         state_out=shared(my_snapshots))
 
     kept = min(K, n_tokens) * n_seqs
-    close("output", my_out.numpy(), out.numpy())
-    close("snapshots", my_snapshots.numpy()[:kept], snapshots.numpy()[:kept])
+    assert_close(my_out.numpy(), out.numpy(), "output")
+    assert_close(my_snapshots.numpy()[:kept], snapshots.numpy()[:kept], "snapshots")
     assert np.isnan(my_snapshots.numpy()[kept:]).all(), "slots older than the sequence were written"
     states = []
     ref, _ = reference.recurrent(*(t.numpy() for t in tensors), head_map="tiled", states=states)
-    close("output against the reference", my_out.numpy(), ref)
-    close("ggml's output against the reference", out.numpy(), ref)
-    close("snapshots against the reference", my_snapshots.numpy()[:kept], np.concatenate(states[:-K - 1:-1]))
+    assert_close(my_out.numpy(), ref, "output against the reference")
+    assert_close(out.numpy(), ref, "ggml's output against the reference")
+    assert_close(my_snapshots.numpy()[:kept], np.concatenate(states[:-K - 1:-1]), "snapshots against the reference")
 
 
 @pytest.mark.parametrize("n, m, n_batch", [(1, 1, 1), (16, 3, 2), (33, 64, 3), (64, 128, 2)])
@@ -64,8 +65,8 @@ def test_solve_tri(ggml, n, m, n_batch):
     x, mine = ctx.op("solve_tri", a, b, True, True, False), ctx.new(m, n, n_batch).set(np.nan)
     ctx.compute(x)
     gdn.solve_tri(shared(a), shared(b), out=shared(mine))
-    close("solution", mine.numpy(), x.numpy())
-    close("solution against float64", mine.numpy()[0], np.linalg.solve(a.numpy()[0].astype(float), b.numpy()[0]))
+    assert_close(mine.numpy(), x.numpy(), "solution")
+    assert_close(mine.numpy()[0], np.linalg.solve(a.numpy()[0].astype(float), b.numpy()[0]), "solution against float64")
 
 
 @pytest.mark.parametrize("width", [2, 3, 4])
@@ -81,7 +82,7 @@ def test_convolution(ggml, n_tokens, channels, n_seqs, width):
     ctx.compute(out)
     mine, my_state = ctx.new(*out.ne).set(np.nan), ctx.new(*state.ne).set(np.nan)
     gdn.causal_conv1d(shared(x), shared(weight), None, shared(state), out=shared(mine), state_out=shared(my_state))
-    close("convolution", mine.numpy(), out.numpy())
+    assert_close(mine.numpy(), out.numpy(), "convolution")
     np.testing.assert_array_equal(my_state.numpy(), joined.numpy()[..., n_tokens:])
 
 
@@ -98,10 +99,10 @@ def test_norms(ggml, n):
     ctx.compute(norm, gated)
     mine = ctx.new(*norm.ne).set(np.nan)
     gdn.l2_norm(shared(x), 1e-6, form="max", out=shared(mine))
-    close("l2_norm", mine.numpy(), norm.numpy())
+    assert_close(mine.numpy(), norm.numpy(), "l2_norm")
     mine.set(np.nan)
     gdn.rms_norm_gated(shared(x), shared(z), shared(weight), 1e-5, out=shared(mine))
-    close("rms_norm_gated", mine.numpy(), gated.numpy())
+    assert_close(mine.numpy(), gated.numpy(), "rms_norm_gated")
 
 
 def test_decay_gate(ggml):
@@ -114,7 +115,7 @@ def test_decay_gate(ggml):
     ctx.compute(gate)
     mine = ctx.new(*gate.ne).set(np.nan)
     gdn.decay_gate(shared(a), A.numpy().reshape(6), bias.numpy().reshape(6), out=shared(mine))
-    close("decay gate", mine.numpy(), gate.numpy())
+    assert_close(mine.numpy(), gate.numpy(), "decay gate")
 
 
 def test_cumsum_is_the_chunks_decay(ggml):
@@ -125,7 +126,7 @@ def test_cumsum_is_the_chunks_decay(ggml):
     ctx.compute(sums)
     chunks = []
     reference.chunked(q, k, v, g, beta, state, chunk=24, trace=chunks)
-    close("decays", np.exp(sums.numpy()[0, 0]), chunks[0]["e"][0, :, :, 0])
+    assert_close(np.exp(sums.numpy()[0, 0]), chunks[0]["e"][0, :, :, 0], "decays")
 
 
 # ---- the cache that llama.cpp keeps ----------------------------------------------------------------------------------
@@ -155,9 +156,9 @@ def test_rollback_groups_in_place(ggml):
     cache = shared(mine.view((S, S, H_v, mem_size * K)))
     rows_out = np.arange(K)[None] * mem_size + head + np.arange(n_seqs)[:, None]
     my_out = gdn.gated_delta_net_inplace(*map(shared, inputs), cache, rows_in, rows_out, head_map="tiled")
-    close("output", my_out, out.numpy())
+    assert_close(my_out, out.numpy(), "output")
     after = mine.numpy()[0, 0]
-    close("cache", after, theirs.numpy()[0, 0])
+    assert_close(after, theirs.numpy()[0, 0], "cache")
     untouched = np.setdiff1d(np.arange(mem_size * K), rows_out)
     assert untouched.size and np.array_equal(after[untouched], before[untouched])
     assert not np.isclose(after[rows_out.ravel()], before[rows_out.ravel()]).all(1).any()
@@ -191,5 +192,5 @@ def test_convolution_groups_in_place(ggml, n_tokens):
     rows_out = np.arange(K)[None] * mem_size + head + np.arange(n_seqs)[:, None]
     cache = shared(mine.view((width - 1, channels, mem_size * K)))
     my_out = gdn.causal_conv1d_inplace(shared(x), shared(weight), None, cache, rows_in, rows_out)
-    close("convolution", my_out, out.numpy()[0])
+    assert_close(my_out, out.numpy()[0], "convolution")
     np.testing.assert_array_equal(mine.numpy(), theirs.numpy())

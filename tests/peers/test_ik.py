@@ -5,10 +5,11 @@ What differs is named: interleaved heads, beta as logits, states kept [key][valu
 
 import numpy as np
 import pytest
+from helpers import assert_close
 
 import gdn
 from gdn import reference
-from tests.peers.compare import close, numbers, shared
+from tests.peers.compare import numbers, shared
 from tests.peers.ik import delta_net_result
 
 
@@ -44,11 +45,11 @@ def test_delta_net(ik, S, n_tokens, H_k, H_v, n_seqs):
     mine, my_state = ctx.new(*out.ne).set(np.nan), ctx.new(*new.ne).set(np.nan)
     gdn.gated_delta_net(*as_gdn(*inputs), shared(state).transpose(), **OPTIONS, out=shared(mine),
                         state_out=shared(my_state).transpose())
-    close("output", mine.numpy(), out.numpy())
-    close("state", my_state.numpy(), new.numpy())
+    assert_close(mine.numpy(), out.numpy(), "output")
+    assert_close(my_state.numpy(), new.numpy(), "state")
     ref, ref_state = reference.recurrent(*map(np.asarray, as_gdn(*inputs)), state.numpy().swapaxes(-1, -2), **OPTIONS)
-    close("output against the reference", mine.numpy(), ref)
-    close("state against the reference", my_state.numpy().swapaxes(-1, -2), ref_state)
+    assert_close(mine.numpy(), ref, "output against the reference")
+    assert_close(my_state.numpy().swapaxes(-1, -2), ref_state, "state against the reference")
 
 
 def test_cache_row_in_place(ik):
@@ -69,8 +70,8 @@ def test_cache_row_in_place(ik):
     nb = 4, 4 * S, 4 * S * S, 4 * row
     states = gdn.Tensor(cache.address, (S, S, H_v, n_slots), nb, offset=4 * n_conv, owner=ctx)
     my_out = gdn.gated_delta_net_inplace(*as_gdn(*inputs), states.transpose(), rows, **OPTIONS)
-    close("output", my_out, out.numpy())
+    assert_close(my_out, out.numpy(), "output")
     after = cache.numpy()[0, 0]
-    close("states", after[rows, n_conv:], new.numpy().reshape(2, -1))
+    assert_close(after[rows, n_conv:], new.numpy().reshape(2, -1), "states")
     np.testing.assert_array_equal(after[:, :n_conv], before[0, 0, :, :n_conv])
     np.testing.assert_array_equal(after[[0, 2]], before[0, 0, [0, 2]])
