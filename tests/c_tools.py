@@ -98,7 +98,7 @@ class CCall:
 
     def __init__(self, arrays, out_shape, **fields):
         self.a = a = self.Args(size=ctypes.sizeof(self.Args), n_seqs=out_shape[0], n_slots=1)
-        self.out = Carved(shape=out_shape)
+        self.out, self.scratch = Carved(shape=out_shape), np.empty(0, np.uint8)
         self.arrays = {**arrays, "out": self.out.array}
         for name, x in self.arrays.items():
             setattr(a, name, tensor(x))
@@ -215,3 +215,12 @@ def check_refusal(api, call, name, status, *memory):
         assert word in ("no", "negative", "too", "lengths") or word.encode() in message, message
     call.set(message=None)
     assert call.call(api) == status
+
+
+def check_null(function, arguments, optional=()):
+    """Without any one of its pointers, but those at `optional`, the function is GDN_ERR_NULL; with all of them it is not."""
+    assert function(*arguments) != NULL
+    pointers = [i for i, type in enumerate(function.argtypes) if type not in (c_int32, c_int64, c_size_t, c_float)]
+    for i in pointers:
+        given = [None if i == j else argument for j, argument in enumerate(arguments)]
+        assert (function(*given) == NULL) == (i not in optional), f"argument {i}"

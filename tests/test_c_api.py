@@ -3,7 +3,7 @@
 import ctypes
 import subprocess
 import sys
-from ctypes import byref, c_char_p, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +18,17 @@ from c_tools import (
     TYPE,
     VALUE,
     Api,
+    ConvCall,
     DeltaArgs,
     DeltaCall,
     Tensor,
+    check_null,
     check_refusal,
     spoiled,
     tensor,
 )
 from helpers import Carved, assert_close, case, same_bits, truth
+from test_conv import make
 
 import gdn
 
@@ -169,25 +172,31 @@ def test_sizes_do_not_wrap_around(rng, api, n_slots, slot_nb):
     assert status in (SHAPE, VALUE) or n.value >= 8 * n_slots, (status, n.value)
 
 
-def test_null_arguments(rng, api):
-    assert api.gated_delta_net(None) == NULL
-    assert api.gated_delta_net_scratch_size(None, byref(c_size_t())) == NULL
-    assert api.gated_delta_net_scratch_size(byref(DeltaCall(case(rng)).a), None) == NULL
+def row_wise(out):
+    """Arguments of every row-wise function but the last, n_threads."""
+    x, weight, A, a = (np.full(shape, 0.5, np.float32) for shape in ((3, 4), 4, 3, (3, 3)))
+    x, weight, A, a, out = (tensor(y) for y in (x, weight, A, a, out))
+    return {"l2_norm": (x, 1e-6, 0, out), "rms_norm_gated": (x, x, weight, 1e-6, 1, out),
+            "decay_gate": (x, A, x, c_float(-5), out), "solve_tri": (a, x, 1, 0, out)}
 
 
-def test_negative_threads_everywhere(rng, api):
-    x, weight, A = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4), (4,), (3,)))
-    out = Carved(shape=x.shape)
-    t, w, a, a_t, o = (byref(tensor(y)) for y in (x, weight, A, np.eye(3, dtype=np.float32), out.array))
-    before = out.words.copy()
-    calls = {"l2_norm": (t, 1e-6, 0, o), "rms_norm_gated": (t, t, w, 1e-6, 1, o), "decay_gate": (t, a, t, None, o),
-             "solve_tri": (a_t, t, 1, 0, o)}
-    for name, arguments in calls.items():
-        function = getattr(api, name)
+@pytest.mark.parametrize("name", [name for name, _ in Api._fields_[2:10]])
+def test_null_arguments(rng, api, name):
+    out = np.empty((3, 4), np.float32)
+    calls = {call.name: call for call in (DeltaCall(case(rng)), ConvCall(*make(rng)))}
+    arguments = {call: (calls[call].with_scratch(api).a,) for call in calls}
+    sizes = {call + "_scratch_size": (*arguments[call], c_size_t()) for call in calls}
+    rows = {function: (*given, 1) for function, given in row_wise(out).items()}
+    check_null(getattr(api, name), {**arguments, **sizes, **rows}[name], (3,) if name == "decay_gate" else ())
+
+
+def test_negative_threads_everywhere(api):
+    out = Carved(shape=(3, 4))
+    for name, arguments in row_wise(out.array).items():
+        function, before = getattr(api, name), out.words.copy()
         assert function(*arguments, -1) == VALUE, name
         assert np.array_equal(out.words, before), name
         assert function(*arguments, 1) == OK, name
-        before = out.words.copy()
 
 
 def test_scratch_too_small(rng, api):

@@ -28,6 +28,7 @@ from c_tools import (
     Params,
     StepArgs,
     Tensor,
+    check_null,
     numbers,
 )
 from ring_model import EXTENTS, SLOT, fields
@@ -149,14 +150,6 @@ def test_refusals(ring):
     short = step_args([1], [1])
     short.size -= 8
     assert ring.begin(byref(short)) == ring.commit(byref(short)) == ABI
-    no_rows = step_args([1], [1])
-    no_rows.rows_in = None
-    assert ring.begin(byref(no_rows)) == NULL and ring.begin(None) == NULL and ring.position(1, None) == NULL
-    for status in (api.ring_release(None, 1), api.ring_reset(None, 1), api.ring_rollback(None, 1, 0),
-                   api.ring_position(None, 1, byref(slot)), api.ring_max_rollback(None, 1, byref(slot)),
-                   api.ring_copy(None, 1, 2), api.ring_save_size(None, 1, byref(n)), api.ring_load(None, 1, b"", 0),
-                   api.ring_acquire(None, 1, byref(slot)), api.ring_ssm(None, 0, byref(Tensor()))):
-        assert status == NULL
     for name, value, status in (("size", 4, ABI), ("n_slots", 0, VALUE), ("n_rollback", -1, VALUE), ("H_v", 0, VALUE),
                                 ("conv_width", 0, VALUE), ("spare", -2, VALUE), ("n_layers", 2**31 - 1, OK),
                                 ("n_slots", 2**28 + 1, VALUE)):
@@ -167,9 +160,31 @@ def test_refusals(ring):
     assert api.ring_init(byref(ring.params), ring.at + 2, ring.nbytes) == STRIDE
     assert api.ring_attach(ring.at + 1, ring.nbytes) == STRIDE
     assert api.ring_attach(ring.at + 4, ring.nbytes - 4) == DAMAGED
-    assert api.ring_attach(None, 0) == NULL
     assert (fields(ring.buffer)[1] == before).all()
     assert [api.status_string(s) for s in range(17)].count(b"unknown status") == 1
+
+
+@pytest.mark.parametrize("name", [name for name, _ in Api._fields_ if name.startswith("ring_")])
+def test_null_arguments(ring, name):
+    assert ring.acquire(1, None) == OK
+    data, size, number = ctypes.create_string_buffer(1000), c_size_t(), c_int64(-1)
+    at, step, one = (ring.at,), (ring.at, step_args([1], [1])), (ring.at, 1)
+    arguments = {"size": (ring.params, size), "init": (ring.params, ring.at, ring.nbytes), "attach": (*at, ring.nbytes),
+                 "acquire": (*at, 2, number), "begin": step, "commit": step, "abort": step, "rollback": (*one, 0),
+                 "copy": (*one, 3), "position": (*one, number), "max_rollback": (*one, number), "save_size": (*one, size),
+                 "save": (*one, data, len(data), size), "load": (*one, data, len(data)), "conv": (*one, Tensor()),
+                 "ssm": (*one, Tensor())}
+    check_null(getattr(ring.api, name), arguments.get(name[5:], one), (2,) if name == "ring_acquire" else ())
+
+
+@pytest.mark.parametrize("name", ["seq_ids", "n_tokens", "rows_in", "rows_out"])
+def test_a_step_of_null_arrays(ring, name):
+    assert ring.acquire(1, None) == OK
+    step = step_args([1], [1])
+    setattr(step, name, None)
+    assert ring.begin(byref(step)) == NULL and step.step == 0
+    step.n_seqs = 0
+    assert ring.begin(byref(step)) == OK
 
 
 def test_an_id_table_that_lies(ring):
