@@ -1,7 +1,9 @@
 """What the tests share: the error measure, memory carved from NaN-filled arenas, random cases of the delta rule."""
 
+import ctypes
 import importlib
 import itertools
+import mmap
 import os
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from gdn import reference
 
 DATA = Path(__file__).parent / "data"
 BOUND = 1e-5
+LIBC = ctypes.CDLL(None)
 CANARY = np.uint32(0x7FC0DEAD)        # a NaN whose payload no arithmetic produces
 
 
@@ -56,6 +59,17 @@ def same_bits(a, b):
     return np.array_equal(bits(a), bits(b))
 
 
+def walled(n, behind):
+    """n words that end where a protected page begins, or begin where one ends: a touch of it ends the process."""
+    page = mmap.PAGESIZE
+    n_pages = -(-4 * n // page)
+    memory = mmap.mmap(-1, (n_pages + 2) * page)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for at in (0, n_pages + 1):
+        assert LIBC.mprotect(ctypes.c_void_p(first + at * page), page, 0) == 0
+    return np.frombuffer(memory, np.uint32, n, (n_pages + 1) * page - 4 * n if behind else page)
+
+
 class Carved:
     """A float32 array of any stride order, carved from memory that is NaN everywhere else.
 
@@ -64,20 +78,24 @@ class Carved:
     flips   axes that run backwards
     zeros   axes broadcast with stride 0 (inputs only: values must be constant along them)
     lead    elements of canary before, and at least as many behind
+    wall    "before" or "behind": instead, memory that nobody may touch right before the first element or right behind
+            the last
     """
 
-    def __init__(self, values=None, shape=None, order=None, gaps=(), flips=(), zeros=(), lead=19):
+    def __init__(self, values=None, shape=None, order=None, gaps=(), flips=(), zeros=(), lead=19, wall=None):
         shape = tuple(np.shape(values) if shape is None else shape)
         strides, reach = [0] * len(shape), 1
         for axis in reversed(range(len(shape)) if order is None else order):
             if axis not in zeros:
                 strides[axis] = reach + (gaps[axis] if axis < len(gaps) else 0)
                 reach = strides[axis] * max(shape[axis], 1)
-        start = lead
+        span = 1 + sum(s * max(n - 1, 0) for s, n in zip(strides, shape, strict=True))
+        start = 0 if wall else lead
         for axis in flips:
             start += strides[axis] * max(shape[axis] - 1, 0)
             strides[axis] = -strides[axis]
-        self.words = np.full(lead + reach + lead + 64, CANARY, np.uint32)
+        self.words = walled(span, wall == "behind") if wall else np.empty(lead + reach + lead + 64, np.uint32)
+        self.words[...] = CANARY
         self.array = np.ndarray(shape, np.float32, self.words, 4 * start, [4 * s for s in strides])
         self.free = np.ones(self.words.shape, bool)
         free = np.ndarray(shape, bool, self.free, start, strides)
