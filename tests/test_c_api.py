@@ -2,7 +2,6 @@
 
 import ctypes
 import subprocess
-import sys
 from ctypes import byref, c_char_p, c_float, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 
@@ -319,33 +318,3 @@ def test_the_header_is_cpp_too(tmp_path, standard):
 def test_the_header_alone(tmp_path):
     """Included twice, first, and with nothing else."""
     compile_c(tmp_path, "twice.c", '#include "gdn.h"\n#include "gdn.h"\nint x = GDN_ABI;\n', "cc", "-std=c99")
-
-
-CYTHON = """
-# cython: language_level=3
-cimport gdn
-from cpython.pycapsule cimport PyCapsule_Import
-
-cdef extern from "gdn.h" nogil:
-    bint gdn_api_ok(const gdn.gdn_api *)
-
-def works():
-    cdef const gdn.gdn_api *api = <const gdn.gdn_api *>PyCapsule_Import("gdn._core.api", 0)
-    cdef gdn.gdn_delta_net_args args
-    args.size = 0
-    return gdn_api_ok(api) and api.gated_delta_net(&args) == gdn.GDN_ERR_ABI and sizeof(args) > 0
-"""
-
-
-@pytest.mark.slow
-def test_cimport_gdn(tmp_path):
-    (tmp_path / "user.pyx").write_text(CYTHON)
-    (tmp_path / "setup.py").write_text(
-        "from setuptools import Extension, setup\nfrom Cython.Build import cythonize\n"
-        f"setup(ext_modules=cythonize([Extension('user', ['user.pyx'], include_dirs=[{str(INCLUDE)!r}])],"
-        f" include_path=[{str(INCLUDE.parent.parent)!r}]))\n")
-    build = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
-    done = subprocess.run([sys.executable, "-c", "import user; assert user.works()"], cwd=tmp_path, capture_output=True,
-                          text=True, env={"PYTHONPATH": f"{INCLUDE.parent.parent}:{tmp_path}"})
-    assert done.returncode == 0, done.stderr

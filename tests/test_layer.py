@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers import DATA, assert_close, same_bits
+from helpers import assert_close, same_bits
 from layer_cases import FAMILIES, Case, one_sequence, run, state_of
 
 import gdn
@@ -283,11 +283,3 @@ def test_lower_bound():
     A = np.exp(case.weights["forget_gate.A_log"].astype(np.float64)).reshape(3, 1)
     dt_bias = case.weights["forget_gate.dt_bias"].reshape(3, 32)
     assert_close(trace["gate"], -5 * gdn.reference.sigmoid(A * (trace["a"].astype(np.float64) + dt_bias)), "gate")
-
-@pytest.mark.parametrize("family", ["qwen3next", "qwen35"])
-def test_gguf(family):
-    """The layer of a GGUF file (qwen35's value heads are tiled there) equals the one of transformers' weights."""
-    case = Case(family)
-    case.layer = gdn.GatedDeltaNet.from_gguf(DATA / f"{family}.gguf", 1)
-    assert case.layer.head_map == ("tiled" if family == "qwen35" else "interleaved")
-    assert_close(one_sequence(case.ring(), case, [70, 1, 4]), case.y, "y")

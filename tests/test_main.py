@@ -10,8 +10,6 @@ import pytest
 import gdn
 from gdn import __main__, _check
 
-MODEL = Path(__file__).parents[1] / "examples" / "shakespeare" / "shakespeare.gguf"
-
 
 def command(*arguments):
     return subprocess.run([sys.executable, "-m", "gdn", *map(str, arguments)], capture_output=True, text=True)
@@ -58,19 +56,6 @@ def test_bench_prints_every_row():
     done = command("bench", "--seconds", "0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("GFLOP/s") == 3 and done.stdout.count("GB/s") == 4
-
-
-def test_inspect_describes_every_layer():
-    done = command("inspect", MODEL)
-    assert done.returncode == 0, done.stderr
-    assert "tiled" in done.stdout and done.stdout.count("head map") == 4
-
-
-def test_inspect_of_no_gguf_says_so(tmp_path):
-    (tmp_path / "x.gguf").write_bytes(b"no model")
-    for path in (tmp_path / "x.gguf", tmp_path / "absent.gguf"):
-        done = command("inspect", path)
-        assert done.returncode == 1 and path.name in done.stderr and "Traceback" not in done.stderr
 
 
 def test_no_command_prints_the_usage():
