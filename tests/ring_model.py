@@ -343,9 +343,9 @@ class Pair:
 
 
 # The header's and the slot records' fields, as gdn.h's table gives them.
-HEADER = np.dtype({"names": ["n_slots", "slots_offset", "journal_offset", "lock", "sequence", "n_journal"],
-                   "formats": ["<i4", "<i8", "<i8", "<u4", "<u4", "<u4"],
-                   "offsets": [16, 80, 88, 192, 196, 200], "itemsize": 256})
+HEADER = np.dtype({"names": ["n_slots", "slots_offset", "journal_offset", "lock", "sequence", "n_journal", "last_step"],
+                   "formats": ["<i4", "<i8", "<i8", "<u4", "<u4", "<u4", "<u4"],
+                   "offsets": [16, 80, 88, 192, 196, 200, 204], "itemsize": 256})
 SLOT = np.dtype([("seq_id", "<i8"), ("position", "<i8"), ("state", "<i4"), ("head", "<i4"), ("valid", "<i4"),
                  ("mark", "<i4"), ("step", "<u4"), ("next", "<i4"), ("owner", "<u4"), ("touched", "<i4"),
                  ("owner_start", "<u8"), ("n_tokens", "<i8")])

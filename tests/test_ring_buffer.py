@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from ring_model import EMPTY, EXTENTS, LAYERS, Run, Truth, committed_row, pool, read_rows, run_layers
+from ring_model import EMPTY, ENTRY, EXTENTS, LAYERS, Run, Truth, committed_row, fields, pool, read_rows, run_layers
 
 import gdn
 
@@ -66,11 +66,40 @@ def test_buffers_that_are_refused():
         gdn.StateRing.nbytes_for(2, 1, **{**EXTENTS, "H_v": 2.0})
 
 
-def test_damaged_rings_are_refused():
+@pytest.fixture
+def whole():
+    """The bytes of a ring of two slots and three planes, sequence 0 in the first slot."""
     buffer = bytearray(gdn.StateRing.nbytes_for(2, 1, **EXTENTS))
-    ring = gdn.StateRing.create(2, 1, buffer=buffer, **EXTENTS)
-    ring.acquire(0)
-    whole = bytes(buffer)
+    gdn.StateRing.create(2, 1, buffer=buffer, **EXTENTS).acquire(0)
+    return buffer
+
+
+@pytest.mark.parametrize("slot, name, value", [
+    (0, "state", -1), (0, "state", 0), (0, "state", 3), (0, "state", 4), (0, "mark", -1), (0, "mark", 3), (0, "mark", 5),
+    (0, "seq_id", -1), (0, "head", -1), (0, "head", 3), (0, "valid", -1), (0, "valid", 3), (0, "position", -1),
+    (0, "touched", -1), (0, "touched", 4), (0, "n_tokens", -1), (0, "next", -2), (0, "next", 2),
+    (1, "state", 1), (1, "mark", 1), (1, "seq_id", 5)])
+def test_a_record_out_of_range_is_refused(whole, slot, name, value):
+    """One field of the first slot, which holds a sequence, or of the second, which is free."""
+    fields(whole)[1][name][slot] = value
+    with pytest.raises(ValueError, match="no ring"):
+        gdn.StateRing(whole)
+
+
+@pytest.mark.parametrize("n_journal, slot", [(1, -1), (1, 2), (3, 0)])
+def test_a_damaged_journal_is_refused(whole, n_journal, slot):
+    """Of a slot that is not there, or of more than there are."""
+    header, slots, _ = fields(whole)
+    at = header["journal_offset"][0] + (n_journal - 1) * ENTRY.itemsize
+    header["sequence"], header["n_journal"] = 1, n_journal
+    entry = np.frombuffer(whole, ENTRY, 1, at)
+    entry["slot"], entry["old"] = slot, slots[0]
+    with pytest.raises(ValueError, match="no ring"):
+        gdn.StateRing(whole)
+
+
+def test_damaged_rings_are_refused(whole):
+    whole = bytes(whole)
     for length in (0, 100, 255, 256, len(whole) - 1):
         with pytest.raises(ValueError, match="no ring"):
             gdn.StateRing(bytearray(whole[:length]))
@@ -91,7 +120,10 @@ def test_damaged_rings_are_refused():
         try:
             other = gdn.StateRing(bent)
             for seq_id in other.seq_ids:
-                other.begin([seq_id], [2]).commit()
+                step = other.begin([seq_id], [2])
+                for rows in (step.rows_in, step.rows_out):
+                    assert ((-1 <= rows) & (rows < 2 * 3)).all(), "rows that the ring does not have"
+                step.commit()
             other.acquire(12345)
         except (ValueError, gdn.RingFullError, gdn.StateLostError):
             refused += 1

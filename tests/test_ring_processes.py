@@ -1,7 +1,9 @@
 """The ring between processes: killed owners, killed holders of the lock, forks, commits seen from outside."""
 
+import ctypes
 import mmap
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -23,8 +25,12 @@ def shared(n_slots, n_rollback=1, spare=None):
     return memory, gdn.StateRing.create(n_slots, n_rollback, spare=spare, buffer=memory, **EXTENTS)
 
 
+def wait():
+    time.sleep(60)
+
+
 @contextmanager
-def child(work):
+def child(work, then=wait):
     """A forked child that runs work() and then waits to be killed; yields its process id when work() is done."""
     ready, done = os.pipe()
     pid = os.fork()
@@ -32,7 +38,7 @@ def child(work):
         try:
             kept = work()                       # kept: nothing it made may be finalised
             os.write(done, b"y")
-            time.sleep(60)
+            then()
             del kept
         finally:
             os._exit(1)
@@ -50,6 +56,19 @@ def kill(pid):
     """Kill and wait until it is a zombie; the context reaps it."""
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def stat(pid):
+    """The fields of /proc/pid/stat behind the command's name."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()
+
+
+def until(true, seconds=20):
+    stop = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < stop
+        time.sleep(0.001)
 
 
 def dead_pid():
@@ -166,6 +185,37 @@ def test_a_process_id_used_again_is_not_the_owner():
     ring.begin([0], [1]).abort()
     with pytest.raises(ValueError, match="another process"):
         step.commit()
+
+
+def end_first_thread():
+    """The calling thread ends as it is, without Python; the others go on."""
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="ends a thread by its system call's number")
+def test_a_process_whose_first_thread_has_ended_runs():
+    """It is a zombie to all appearances, and so is the one killed after it, whose step is put back."""
+    memory, ring = shared(1)
+    ring.acquire(0)
+
+    def work():
+        began = threading.Event()
+
+        def other():
+            step = ring.begin([0], [1])
+            began.set()
+            wait()
+            step.abort()
+
+        threading.Thread(target=other).start()
+        assert began.wait(20)
+
+    with child(work, end_first_thread) as pid:
+        until(lambda: stat(pid)[0] == "Z")
+        with pytest.raises(ValueError, match="in a step"):
+            ring.begin([0], [1])
+        kill(pid)
+        ring.begin([0], [1]).commit()
 
 
 @pytest.mark.parametrize("mark", ["acquire", "save", "reset", "lost load"])
@@ -309,13 +359,21 @@ def test_processes_and_threads_share_the_lock():
 
 def lock_token(pid):
     """What a process writes into the ring's lock."""
-    with open(f"/proc/{pid}/stat") as stat:
-        start = int(stat.read().rsplit(")", 1)[1].split()[19])
+    start = int(stat(pid)[19])
     with open("/proc/sys/kernel/random/boot_id", "rb") as boot:
         value = 2166136261
         for byte in boot.read():
             value = (value ^ byte) * 16777619 & 0xFFFFFFFF
     return pid | ((start ^ value << 32) * 0x9E3779B97F4A7C15 & 2**64 - 1) >> 54 << 22
+
+
+def test_a_process_id_used_again_does_not_hold_the_lock():
+    """The lock is of a process with this one's id that started at another time."""
+    memory, ring = shared(1)
+    fields(memory)[0]["lock"] = lock_token(os.getpid()) ^ 1 << 31
+    started = time.monotonic()
+    ring.acquire(0)
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.slow

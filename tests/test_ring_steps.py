@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 import pytest
-from ring_model import EXTENTS, LAYERS, Boom, Run, run_layers
+from ring_model import EXTENTS, LAYERS, Boom, Lengths, Run, fields, run_layers
 
 import gdn
 
@@ -51,6 +51,30 @@ def test_a_step_ends_once(one):
             end()
     with pytest.raises(TypeError, match="begin"):
         type(step)()
+
+
+def test_step_numbers_wrap_past_zero():
+    """0 is no step: the one after the last 32-bit number is 1."""
+    buffer = bytearray(gdn.StateRing.nbytes_for(1, **EXTENTS))
+    ring = gdn.StateRing.create(1, buffer=buffer, **EXTENTS)
+    ring.acquire(0)
+    last_step = fields(buffer)[0]["last_step"]
+    last_step[:] = 2**32 - 1
+    ring.begin([0], [1]).commit()
+    assert ring.position(0) == 1 and last_step == 1
+
+
+def test_positions_do_not_overflow(one):
+    """The longest steps there are; a sequence that stands beyond can only start afresh."""
+    most = 2**62 - 1
+    for _ in range(2):
+        one.ring.begin([0], [most]).commit()
+    for n in (0, 1, most):
+        with pytest.raises(ValueError, match=str(2 * most)):
+            one.ring.begin([0], [n])
+    assert one.ring.position(0) == 2 * most
+    one.ring.begin(Lengths([0], [1], [True])).commit()
+    assert one.ring.position(0) == 1
 
 
 def test_a_dropped_step_is_aborted(one):
