@@ -113,19 +113,17 @@ def test_missing_input(name):
     works()
 
 
-@pytest.mark.parametrize("name", NAMES + OUTPUTS)
-@pytest.mark.parametrize("axis", range(4))
+@pytest.mark.parametrize("name, axis", [(name, axis) for name in NAMES + OUTPUTS
+                                        for axis in range(3 if name in ("g", "beta") else 4)])
 @pytest.mark.parametrize("change", ["longer", "shorter"])
 def test_extents(name, axis, change):
-    """Every axis of every argument, one too long and one too short."""
+    """Every axis of every argument, one too long and one too short: it is named, unless it is q or v, by which the others
+    are measured."""
     call = Call()
-    x = call.whole[name]
-    if axis >= x.ndim:
-        axis = x.ndim - 1
-    shape = list(x.shape)
+    shape = list(call.whole[name].shape)
     shape[axis] += 1 if change == "longer" else -1
     spoiled = Carved(shape=shape)
-    refused(gdn.gated_delta_net, {**call.whole, name: spoiled.array}, call, ValueError, "")
+    refused(gdn.gated_delta_net, {**call.whole, name: spoiled.array}, call, ValueError, "" if name in "qv" else f"{name} ")
     assert spoiled.intact() and np.isnan(spoiled.array).all()
 
 

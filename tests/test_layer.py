@@ -262,6 +262,24 @@ def test_width_and_bias(width, bias):
     assert_close(y, (normed * ref.sigmoid(z)).reshape(20, -1) @ d["out"].T, f"width {width}")
 
 
+@pytest.mark.parametrize("form", ["sum", "max"])
+def test_options_reach_the_kernels(form):
+    """Epsilons that no checkpoint has: each changes what it is for."""
+    case = Case("qwen35")
+    weights, config = transformers.read_layer(case.weights, "", case.config)
+    layer = gdn.GatedDeltaNet(weights, {**config, "l2_eps": 3, "l2_form": form, "norm_eps": 0.25})
+    ring, trace = case.ring(), {}
+    ring.acquire(0)
+    run(layer, ring, case.x, [0] * 75, trace=trace)
+    q, k = trace["conv_output_silu"][:, :2 * layer.key_size].reshape(75, 2, layer.H_k, layer.S_k).swapaxes(0, 1)
+    inputs = (x[None] for x in (q, k, trace["v"], trace["gate"], trace["beta"]))
+    (out,), _ = gdn.reference.recurrent(*inputs, head_map=layer.head_map, qk_l2norm=True, l2_eps=3, l2_form=form)
+    assert_close(trace["attn_output"], out, "the delta rule")
+    z = trace["z"].astype(np.float64)
+    normed = out / np.sqrt((out**2).mean(-1, keepdims=True) + 0.25) * weights["norm"] * z * gdn.reference.sigmoid(z)
+    assert_close(trace["attn_out_norm"], normed, "the norm")
+
+
 def test_separate_convolutions_and_unprefixed_gate():
     """Kimi-Linear as released: one convolution for each of q, k, v, no forget_gate prefix, nested sizes."""
     case = Case("kimi")

@@ -76,6 +76,13 @@ def test_norms_any_strides(seed):
     assert gdn.l2_norm(y, out=y) is y and same_bits(y, out.array)
 
 
+@pytest.mark.parametrize("i", [0, 1], ids=["x", "gate"])
+def test_the_gated_norm_in_place(rng, i):
+    arrays, weight = list(rng.standard_normal((2, 5, 33)).astype(F)), rng.standard_normal(33).astype(F)
+    expected = gdn.rms_norm_gated(*arrays, weight)
+    assert gdn.rms_norm_gated(*arrays, weight, out=arrays[i]) is arrays[i] and same_bits(arrays[i], expected)
+
+
 # ---- decay gate --------------------------------------------------------------------------------------------------
 
 def test_softplus_keeps_relative_accuracy():
@@ -117,10 +124,11 @@ def test_decay_gate(rng, shape, bound):
             gdn.decay_gate(gdn.Tensor(a), gdn.Tensor(A), gdn.Tensor(b), lower_bound=bound, out=gdn.Tensor(target))
             assert same_bits(target, out)
             assert same_bits(gdn.decay_gate(gdn.Tensor(a), A, gdn.Tensor(b), lower_bound=bound), out)
-    layout = random_layout(rng, len(shape), output=True)
-    strided, target = Carved(a, **layout), Carved(shape=shape, **random_layout(rng, len(shape), output=True))
-    gdn.decay_gate(strided.array, A, bias, lower_bound=bound, out=target.array)
-    assert same_bits(target.array, out) and target.intact()
+    strided, rates = Carved(a, **random_layout(rng, len(shape), output=True)), Carved(A, gaps=[2])
+    target = Carved(shape=shape, **random_layout(rng, len(shape), output=True))
+    for layout in ({"gaps": [3]}, {"gaps": [0, 2]}, {"order": range(bias.ndim)[::-1]}):
+        gdn.decay_gate(strided.array, rates.array, Carved(bias, **layout).array, lower_bound=bound, out=target.array)
+        assert same_bits(target.array, out) and target.intact()
     assert gdn.decay_gate(a, A, bias, lower_bound=bound, out=a) is a and same_bits(a, out)
 
 
