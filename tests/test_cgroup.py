@@ -28,6 +28,7 @@ def quota(tmp_path, membership, files):
     ("5:cpuset:/x\n4:cpu,cpuacct:/s/t\n0::/\n",
      {"cpu/s/t/cpu.cfs_quota_us": "150000\n", "cpu/s/t/cpu.cfs_period_us": "100000\n"}, 2),
     ("4:cpu,cpuacct:/s\n", {"cpu/s/cpu.cfs_quota_us": "-1\n", "cpu/s/cpu.cfs_period_us": "100000\n"}, None),
+    ("0::/\n", {"cpu.max": "max 100000\n", "cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
     ("not a membership\n", {"cpu.max": "200000 100000\n"}, 2),
     ("0::/\n", {"cpu.max": "200000 0\n"}, None),
 ])

@@ -78,8 +78,8 @@ def test_the_default_number_can_be_set(rng):
             assert gdn.get_num_threads() == n
             out, state = run(c)
             assert same_bits(out, expected[0]) and same_bits(state, expected[1])
-        for bad, error in ((0, ValueError), (-1, ValueError), ("2", TypeError), (1.5, TypeError)):
-            with pytest.raises(error):
+        for bad, error in ((0, ValueError), (-1, ValueError), ("2", TypeError), (1.5, TypeError), (True, TypeError)):
+            with pytest.raises(error, match="n_threads"):
                 gdn.set_num_threads(bad)
             assert gdn.get_num_threads() == 3
     finally:
@@ -90,24 +90,24 @@ def test_the_default_number_can_be_set(rng):
 # ---- the work partition ----------------------------------------------------------------------------------------
 
 class Table(ctypes.Structure):
-    """gdn_level of gdn/kernels/level.h, up to the delta rule's function."""
+    """gdn_level of gdn/kernels/level.h, up to the convolution's function."""
     ITEM = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
     _fields_ = [("name", ctypes.c_char_p), ("vl", ctypes.c_int), ("delta_plan", ctypes.c_void_p),
-                ("delta_scratch", ctypes.c_void_p), ("conv_scratch", ctypes.c_void_p), ("delta", ITEM)]
+                ("delta_scratch", ctypes.c_void_p), ("conv_scratch", ctypes.c_void_p), ("delta", ITEM), ("conv", ITEM)]
 
 
 @pytest.fixture
 def work_items():
-    """work_items(workers, call): the (item, worker) pairs that call() runs, each as ever.  A worker's first item waits until
-    as many workers have one, so that it does not matter who is quick."""
+    """work_items(workers, call, name): the (item, worker) pairs of the kernel named that call() runs, each as ever.  A worker's
+    first item waits until as many workers have one, so that it does not matter who is quick."""
     module = sys.modules[f"gdn._level_{gdn.show_config('dicts')['level']}"]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     table = Table.from_address(pointer(module.table, b"gdn._level"))
     assert table.name.decode() == gdn.show_config("dicts")["level"]
-    kernel = Table.ITEM(ctypes.cast(table.delta, ctypes.c_void_p).value)
 
-    def observe(workers, call):
+    def observe(workers, call, name="delta"):
+        kernel = Table.ITEM(ctypes.cast(getattr(table, name), ctypes.c_void_p).value)
         seen, together = [], threading.Barrier(workers)
 
         @Table.ITEM
@@ -120,11 +120,11 @@ def work_items():
                     together.wait(20)
             kernel(job, item, scratch)
 
-        table.delta = item_fn
+        setattr(table, name, item_fn)
         try:
             call()
         finally:
-            table.delta = kernel
+            setattr(table, name, kernel)
         return seen
 
     return observe
@@ -154,6 +154,34 @@ def test_work_items(rng, work_items, mode, heads, n_seqs, S_v, n_threads, items,
     expected, final, _ = truth(c, "tiled")
     assert_close(out, expected, "out")
     assert_close(state, final, "state")
+
+
+@pytest.fixture
+def four_threads():
+    gdn.set_num_threads(4)
+    yield
+    gdn.set_num_threads(None)
+
+
+def workers_by_default(work_items, workers, call, name):
+    if not gdn.show_config("dicts")["openmp"]:
+        workers = 1
+    assert len({worker for _, worker in work_items(workers, call, name)}) == workers
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "chunked"])
+@pytest.mark.parametrize("H, n_tokens, workers", [(4, 7, 1), (4, 8, 2), (4, 23, 3), (4, 24, 4), (1, 31, 1), (1, 96, 4)])
+def test_workers_of_the_delta_rule_by_default(rng, work_items, four_threads, mode, H, n_tokens, workers):
+    """One more for every 2^17 state elements to update, n_tokens * H * 16 * 256 here."""
+    c = case(rng, 1, n_tokens, H, H, 16, 256)
+    workers_by_default(work_items, workers, lambda: run(c, mode=mode), "delta")
+
+
+@pytest.mark.parametrize("n_tokens, workers", [(15, 1), (16, 2), (47, 3), (48, 4), (100, 4)])
+def test_workers_of_the_convolution_by_default(rng, work_items, four_threads, n_tokens, workers):
+    """One more for every 16384 values, n_tokens * 1024 here."""
+    x, weight = rng.standard_normal((1, n_tokens, 1024), np.float32), rng.standard_normal((1024, 4), np.float32)
+    workers_by_default(work_items, workers, lambda: gdn.causal_conv1d(x, weight), "conv")
 
 
 # ---- several callers -------------------------------------------------------------------------------------------
@@ -230,11 +258,49 @@ def test_errors_under_threads_arrive(rng):
     together(6, work)
 
 
-def test_the_gil_is_free_during_a_call():
-    """A thread that sleeps and counts goes on counting while a long prefill runs."""
-    H, S, n = 16, 64, 1024
-    q = np.broadcast_to(np.float32(S**-0.5), (1, 1, H, S))
-    tick, stop = [0], threading.Event()
+def repeated(shape, n, axis):
+    """Ones, the same memory n times along an axis."""
+    return np.broadcast_to(np.ones(shape, np.float32), (*shape[:axis], n, *shape[axis + 1:]))
+
+
+def long_delta(mode, n):
+    q, g = repeated((1, 1, 16, 64), n, 1), repeated((1, 1, 16), n, 1)
+    out = np.empty(q.shape, np.float32)
+    return lambda: gdn.gated_delta_net(q, q, q, -g, g, scale=0, mode=mode, out=out, n_threads=1)
+
+
+def long_conv(n):
+    x, weight, out = repeated((1, 1, 16), n, 1), repeated((16, 1), 500, 1), np.empty((1, n, 16), np.float32)
+    return lambda: gdn.causal_conv1d(x, weight, out=out, n_threads=1)
+
+
+def long_solve(n):
+    a, b, out = repeated((1, 256, 256), n, 0), repeated((1, 256, 64), n, 0), np.empty((n, 256, 64), np.float32)
+    return lambda: gdn.solve_tri(a, b, unit=True, out=out, n_threads=1)
+
+
+def long_rows(call, n):
+    """Rows of one value: what takes time is finding them."""
+    x, out = repeated((1, 1024, 1, 1), n, 0), np.empty((n, 1024, 1, 1), np.float32)
+    return lambda: call(x, out=out, n_threads=1)
+
+
+ONE = np.ones(1, np.float32)
+LONG = {
+    "recurrent": lambda n: long_delta("recurrent", 16 * n),
+    "chunked": lambda n: long_delta("chunked", 64 * n),
+    "conv": lambda n: long_conv(64 * n),
+    "solve_tri": long_solve,
+    "l2_norm": lambda n: long_rows(gdn.l2_norm, 16 * n),
+    "rms_norm_gated": lambda n: long_rows(lambda x, **options: gdn.rms_norm_gated(x, x, ONE, **options), 16 * n),
+    "decay_gate": lambda n: long_rows(lambda x, **options: gdn.decay_gate(x, ONE, ONE, **options), 16 * n),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_gil_is_free_during_a_call(name):
+    """A thread that sleeps and counts goes on counting."""
+    n, tick, stop = 32, [0], threading.Event()
 
     def count():
         while not stop.is_set():
@@ -245,13 +311,11 @@ def test_the_gil_is_free_during_a_call():
     counter.start()
     try:
         while True:
-            long = [np.broadcast_to(x, (1, n, *x.shape[2:])) for x in (q, q, q, np.full((1, 1, H), -0.1, np.float32),
-                                                                       np.ones((1, 1, H), np.float32))]
-            out = np.empty((1, n, H, S), np.float32)
+            call = LONG[name](n)
             start, before = time.perf_counter(), tick[0]
-            gdn.gated_delta_net(*long, out=out, mode="recurrent", n_threads=1)
+            call()
             ticks, seconds = tick[0] - before, time.perf_counter() - start
-            if seconds > 0.3:
+            if seconds > 0.2:
                 break
             n *= 2
     finally:
@@ -272,13 +336,14 @@ rng = np.random.default_rng(0)
 n = (2, 50, 4)
 q, k, v = (rng.standard_normal((*n, 32)).astype(np.float32) * 0.1 for _ in range(3))
 g, beta = np.full(n, -0.1, np.float32), np.full(n, 0.5, np.float32)
+gdn.set_num_threads(4)
 here = gdn.gated_delta_net(q, k, v, g, beta, n_threads=4)
 pid = os.fork()
 if pid == 0:
     signal.alarm(30)                                    # a hang ends the child by this signal
     there = gdn.gated_delta_net(q, k, v, g, beta, n_threads=4)
     same = all(np.array_equal(a, b) for a, b in zip(here, there))
-    alone = len(os.listdir("/proc/self/task")) == 1
+    alone = len(os.listdir("/proc/self/task")) == gdn.get_num_threads() == 1
     grandchild = os.fork()
     if grandchild == 0:
         signal.alarm(30)
@@ -288,6 +353,7 @@ if pid == 0:
     os._exit(0 if same and alone and ok else 2 if not same else 3 if not alone else 4)
 status = os.waitpid(pid, 0)[1]
 assert status == 0, f"child ended with status {status}"
+assert gdn.get_num_threads() == 4
 again = gdn.gated_delta_net(q, k, v, g, beta, n_threads=4)
 assert all(np.array_equal(a, b) for a, b in zip(here, again))
 """
