@@ -4,19 +4,21 @@ PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 EXTRAS ?= test,peers,torch
+GDN_FUZZ ?= 10000
 ARGS   ?=
 PY     := $(VENV)/bin/python
 PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
 SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h)
 
-.PHONY: demo build test test-slow bench lint debug asm old-cpu sdist wheel clean distclean help
+.PHONY: demo build test test-slow fuzz bench lint debug asm old-cpu sdist wheel clean distclean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       generate text with the small model that ships with the project"
 	@echo "make test       the whole suite; EXTRAS=test leaves out the peers and torch"
 	@echo "make test-slow  the full grids and sweeps"
+	@echo "make fuzz       random calls, GDN_FUZZ of them, and five times as many spoiled ones"
 	@echo "make bench      times against the peers: JSON, a table of ratios, two plots"
 	@echo "make lint       ruff and cython-lint"
 	@echo "make debug      a build with bounds checks and asserts, and the suite against it"
@@ -55,6 +57,9 @@ test: build $(VENV)/.extras-$(EXTRAS)
 
 test-slow: build $(VENV)/.extras-$(EXTRAS)
 	$(PY) -m pytest -m slow $(ARGS)
+
+fuzz: build $(VENV)/.extras-$(EXTRAS)
+	GDN_FUZZ=$(GDN_FUZZ) $(PY) -m pytest tests/test_fuzz.py $(ARGS)
 
 bench: build $(VENV)/.extras-$(EXTRAS) $(VENV)/.extras-bench
 	$(PY) -m benchmarks $(ARGS)
