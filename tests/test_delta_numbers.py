@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from helpers import MODES, assert_close, case, run, same_bits, sequence, truth
 
-import gdn
-
 BOTH = pytest.mark.parametrize("mode", ["recurrent", "chunked"])
 GATE = pytest.mark.parametrize("per_channel", [False, True], ids=["scalar", "channel"])
 
@@ -103,15 +101,6 @@ def test_zero_keys_and_strong_decay(rng, mode, per_channel):
 
 @BOTH
 @GATE
-def test_no_decay_is_the_plain_delta_rule(rng, mode, per_channel):
-    c = case(rng, 1, 200, 2, 2, 32, 32, "zero", per_channel)
-    check(c, mode)
-    c["g"][:, ::2] = -3
-    check(c, mode)
-
-
-@BOTH
-@GATE
 @pytest.mark.parametrize("n_tokens", [17, 19, 31, 33, 35, 63, 65, 67, 127])
 def test_the_last_decay_is_the_last_tokens(rng, mode, per_channel, n_tokens):
     c = case(rng, 1, n_tokens, 1, 1, 16, 16, per_channel=per_channel)
@@ -138,14 +127,25 @@ def test_beta_up_to_two(rng, mode):
     check(c, mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("beta", [1, 2])
+def test_one_key_channel_is_not_chunked(positive, beta):
+    """All keys are one direction: the sums of a chunk would cancel to the one number that a state is, and miss the bound."""
+    for seed in range(50):
+        c = case(np.random.default_rng(seed), 1, 17, 1, 1, 1, 1, "-3e-4")
+        if positive:
+            c["q"][...] = c["k"][...] = 1
+        c["beta"] *= beta
+        assert all(map(same_bits, check(c, "chunked"), run(c, mode="recurrent")))
+
+
 @GATE
 @pytest.mark.parametrize("g", [-3e-4, -1e-4, -1e-3])
-def test_slow_decay_does_not_drift(rng, mode, per_channel, g):
+def test_slow_decay_does_not_drift_in_chunks(rng, per_channel, g):
     c = case(rng, 1, 4096, 1, 1, 16, 16, per_channel=per_channel)
     c["g"][...] = g
     c["beta"][...] = 0.02
-    check(c, mode)
+    check(c, "chunked")
 
 
 @BOTH
@@ -352,14 +352,3 @@ def test_subnormal_inputs_keep_the_bound(rng, mode):
     c["v"][:, ::2] *= np.float32(1e-39)
     c["state"][...] = np.float32(1e-40)
     check(c, mode)
-
-
-# ---- precision of storage --------------------------------------------------------------------------------------
-
-def test_lower_precision_states_are_refused_not_cast(rng):
-    c = case(rng, 1, 2)
-    for dtype in (np.float16, np.float64):
-        with pytest.raises(TypeError, match="state"):
-            run({**c, "state": c["state"].astype(dtype)})
-    with pytest.raises(TypeError, match="cache"):
-        gdn.gated_delta_net_inplace(*(c[n] for n in ("q", "k", "v", "g", "beta")), c["state"].astype(np.float16), [0])
