@@ -150,12 +150,21 @@ def _():
     return 1 / p.ratio, times(p)
 
 
-@row("threads-decode", "decode, 24 layers: two threads over one", target=1.8, stretch=1.95, at_least=True)
-def _():
-    states = ours.layer_states(QWEN)
+def threads_decode(n_layers):
+    states = ours.layer_states(QWEN, n_layers=n_layers)
     two, one = (ours.decode(QWEN, states, n_threads=n) for n in (2, 1))
     p = best_of(3, two, one, budget=6)
     return 1 / p.ratio, times(p)
+
+
+@row("threads-decode", "decode, 24 layers: two threads over one", target=1.8, stretch=1.95, at_least=True)
+def _():
+    return threads_decode(ours.LAYERS)
+
+
+@row("threads-decode-hot", "decode, one layer hot: two threads over one", target=1.8, stretch=1.95, at_least=True)
+def _():
+    return threads_decode(1)
 
 
 @row("overhead", "call from Python: H=1, S=16, one token, out and state given", target=6, stretch=3,

@@ -345,7 +345,10 @@ cdef int refuse_entry(Ring ring, Step step) except -1:
     if n < 0 or n > MAX_TOKENS:
         raise ValueError(f"n_tokens must be 0 to {MAX_TOKENS}, got {n} for sequence {id}")
     at = step.s.positions[i] if step.s.positions != NULL else NOWHERE
-    raise ValueError(f"sequence {id} stands at position {ring.position(id)}, the step begins at {at}")
+    stands = ring.position(id)
+    if stands > MAX_TOKENS and at in (NOWHERE, stands):
+        raise ValueError(f"sequence {id} stands at position {stands}, beyond {MAX_TOKENS} none can be continued")
+    raise ValueError(f"sequence {id} stands at position {stands}, the step begins at {at}")
 
 
 cdef class Step:
