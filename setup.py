@@ -13,7 +13,9 @@ from setuptools.command.build_ext import build_ext
 
 DEBUG = os.environ.get("GDN_DEBUG") == "1"          # boundscheck and asserts, for `make debug`
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
-LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
+# Of 32 registers, scheduling before they are given out makes a prompt 4 per cent faster; of 16, 20 per cent slower.
+LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"],
+          "v4": ["-march=x86-64-v4", "-fschedule-insns", "-fsched-pressure"]}
 MODULES = ("_tensor", "_core", "_ring")
 HEADERS = [str(path) for path in (*Path("gdn/include").glob("*.h"), *Path("gdn/kernels").glob("*.h"))]
 BUILD = "build/debug/cython" if DEBUG else "build/cython"     # generated C stays out of the package
