@@ -60,13 +60,19 @@ def main():
     parser.add_argument("--write-docs", action="store_true")
     parser.add_argument("names", nargs="*", help="rows of the table, or beginnings of their names; none = all")
     args = parser.parse_args()
+    if args.write_docs and args.names:
+        parser.error("--write-docs renews the whole table: name no rows")
+    try:
+        names = targets.chosen(args.names)
+    except ValueError as error:
+        parser.error(error)
     parts = args.only or ["targets", "cases", "plots"]
     RESULTS.mkdir(exist_ok=True)
     about = {"date": datetime.date.today().isoformat(), **machine.description(), "peers": peers_line()}
     print(f"{about['cpu']}, {about['cores']} cores, level {about['level']}; {about['peers']}")
     failed = 0
     if "targets" in parts:
-        results = targets.run(targets.chosen(args.names))
+        results = targets.run(names)
         write("targets", {"about": about, "rows": {
             n: {"what": ROWS[n].what, "target": ROWS[n].target, "stretch": ROWS[n].stretch, **r}
             for n, r in results.items()}})

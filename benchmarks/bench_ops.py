@@ -63,7 +63,8 @@ def test_prefill(benchmark, shape, name, n_threads):
     """``PREFILL`` tokens on a given state.  sgemm: one product of as many flops."""
     benchmark.group = f"prefill{PREFILL}-{shape.name}"
     flops = shape.flops(PREFILL)
-    info = {"gflop_per_s": flops, "n_threads": n_threads}
+    info = {"gflop_per_s": flops, "n_threads": n_threads, "bytes": 2 * shape.state_bytes + 4 * PREFILL * (
+        2 * shape.H_k * shape.S_k + 2 * shape.H_v * shape.S_v)}
     if name == "sgemm":
         with threadpool_limits(n_threads, "blas"):
             timed(benchmark, sgemm_of(flops), **info)
@@ -102,6 +103,7 @@ def test_conv(benchmark, name, n_threads):
     if name == "gdn":
         call = ours.conv(x, weight, state, n_threads=n_threads)
         call.check()
+        benchmark.extra_info["level"] = GDN[-1][4:]
     else:
         arguments = (x, weight, state) if name == "ggml" else (x, weight, state, int(name.endswith("last")))
         call, out, new = peers.present(name, peers.ggml_conv if name == "ggml" else peers.ort_conv, *arguments, n_threads)

@@ -5,6 +5,8 @@ import platform
 
 import numpy as np
 
+import gdn
+
 
 def cpu_name():
     try:
@@ -42,5 +44,5 @@ def blas():
 
 
 def description():
-    return {"cpu": cpu_name(), "cores": os.cpu_count(), "level": levels()[-1], "system": platform.platform(),
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "level": gdn.show_config("dicts")["level"], "system": platform.platform(),
             "python": platform.python_version(), "numpy": np.__version__, "blas": blas()}

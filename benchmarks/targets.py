@@ -53,7 +53,10 @@ def run(names):
 
 
 def chosen(words):
-    """Rows named, or beginning with a word that names none; all without words."""
+    """Rows named, or beginning with a word that names none; all without words.  ValueError for a word that fits none."""
+    for w in words:
+        if not any(n.startswith(w) for n in ROWS):
+            raise ValueError(f"no row is named {w}; there are {', '.join(ROWS)}")
     return [n for n in ROWS if not words or any(n == w or (w not in ROWS and n.startswith(w)) for w in words)]
 
 
@@ -61,9 +64,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="rows: " + ", ".join(ROWS))
     args = parser.parse_args()
-    names = chosen(args.names)
-    if not names:
-        parser.error(f"no row is named {' '.join(args.names)}; there are {', '.join(ROWS)}")
+    try:
+        names = chosen(args.names)
+    except ValueError as error:
+        parser.error(error)
     run(names)
 
 

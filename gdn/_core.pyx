@@ -13,7 +13,7 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, intptr_t, uint32_t, uint64
 from libc.string cimport memset
 from numpy cimport NPY_INT64, PyArray_DATA, PyArray_ISCARRAY_RO, PyArray_TYPE, ndarray
 
-from gdn._tensor cimport Tensor, as_array, check_overlap, fit, to_c
+from gdn._tensor cimport Tensor, as_array, check_overlap, fit, is_masked, to_c
 from gdn.kernels.level cimport *
 
 cnp.import_array()

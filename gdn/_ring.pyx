@@ -3,6 +3,7 @@
 The buffer's layout and the meaning of every function are told in gdn.h.
 """
 
+cimport cython
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 

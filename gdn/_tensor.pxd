@@ -30,6 +30,8 @@ cdef class Tensor:
 cdef Tensor tensor_over(const gdn_tensor *t, object owner)
 # A zero-copy float32 array over obj (ndarray, Tensor, buffer or DLPack object), or the error a caller should see.
 cdef ndarray as_array(object obj, str name, bint writable)
+# Whether obj is one of numpy's masked arrays, whose masks nothing here would heed.
+cdef bint is_masked(object obj)
 # as_array with exactly ndim axes; a Tensor's leading unit axes are dropped,
 # or ne[2] if that is the unit axis of three.
 cdef ndarray fit(object obj, str name, int ndim, bint writable)

@@ -183,6 +183,11 @@ def spoiled(name, **fields):
 
 
 # What both calls on states refuse, of two sequences of five tokens with a row of state each.
+def row_nb(c):
+    """Bytes between rows of state_out: along ne[3] for the delta rule, along ne[2] for the convolution."""
+    return c.a.state_out.nb[3 if hasattr(c.a, "q") else 2]
+
+
 REFUSED = {
     "args size 0": (lambda c: c.set(size=0), ABI),
     "args size other": (lambda c: c.set(size=ctypes.sizeof(c.Args) + 8), ABI),
@@ -191,6 +196,8 @@ REFUSED = {
     "slot_nb odd": (lambda c: c.set(n_slots=2, slot_nb=6), STRIDE),
     "slot_nb over the rows of rows_in": (
         lambda c: (c.set(n_slots=2, slot_nb=1 << 20, rows_in=[0, 1]), setattr(c.a, "state", c.a.state_out)), VALUE),
+    "slot_nb of one row": (lambda c: c.set(n_slots=2, slot_nb=row_nb(c)), ROW),
+    "slot_nb of half a row back": (lambda c: c.set(n_slots=3, slot_nb=-row_nb(c) // 2), ROW),
     "no slots": (lambda c: c.set(n_slots=0), VALUE),
     "negative slots": (lambda c: c.set(n_slots=-3), VALUE),
     "n_threads negative": (lambda c: c.set(n_threads=-2), VALUE),

@@ -106,6 +106,15 @@ def test_not_an_array(name, value):
     refused(gdn.gated_delta_net, {**call.whole, name: value}, call, TypeError, name)
 
 
+@pytest.mark.parametrize("name", NAMES + OUTPUTS)
+def test_masks_are_not_ignored(name):
+    call = Call()
+    value = np.ma.masked_array(call.whole[name])
+    refused(gdn.gated_delta_net, {**call.whole, name: value}, call, TypeError, [name, "masked"])
+    with pytest.raises(TypeError, match="data must not be a masked array"):
+        gdn.Tensor(value)
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
 def test_missing_input(name):
     call = Call()
@@ -220,6 +229,8 @@ WHOLE = {
     "n_threads a fraction": (lambda c: {"n_threads": 1.5}, TypeError, "n_threads"),
     "n_threads text": (lambda c: {"n_threads": "2"}, TypeError, "n_threads"),
     "n_threads True": (lambda c: {"n_threads": True}, TypeError, "n_threads"),
+    "state with other columns": (lambda c: {"state": np.zeros((*c.state.shape[:-1], S_K + 1), np.float32), "state_out": None},
+                                 ValueError, "state has shape"),
     # snapshots
     "snapshots 0": (lambda c: {"snapshots": 0}, ValueError, "snapshots"),
     "snapshots negative": (lambda c: {"snapshots": -2}, ValueError, "snapshots"),
@@ -297,6 +308,10 @@ PACKED = {
     "one number": (lambda c: {"cu_seqlens": 10}, ValueError, "cu_seqlens"),
     "two axes": (lambda c: {"cu_seqlens": [[0, 4, 10]]}, ValueError, "cu_seqlens"),
     "floats": (lambda c: {"cu_seqlens": [0.0, 4.0, 10.0]}, TypeError, "cu_seqlens"),
+    "bits of bfloat16": (lambda c: {"cu_seqlens": gdn.Tensor(np.array([0, 4, 10], np.uint16), type="bf16")}, TypeError,
+                         ["cu_seqlens", "bf16"]),
+    "masked": (lambda c: {"cu_seqlens": np.ma.array([0, 4, 10])}, TypeError, ["cu_seqlens", "masked"]),
+    "integers beyond int64": (lambda c: {"cu_seqlens": [0, 4, 10**30]}, ValueError, ["cu_seqlens", "int64"]),
     "booleans": (lambda c: {"cu_seqlens": [False, True, True]}, TypeError, "cu_seqlens"),
     "text": (lambda c: {"cu_seqlens": "0 4 10"}, TypeError, "cu_seqlens"),
     "beyond int64": (lambda c: {"cu_seqlens": np.array([0, 2**64 - 1, 10], np.uint64)}, ValueError, "cu_seqlens"),
@@ -450,7 +465,7 @@ def test_numbers_beyond_floats(name):
 
 
 @pytest.mark.parametrize("name", ["scale", "l2_eps"])
-@pytest.mark.parametrize("value", [[1], 1j, {}], ids=repr)
+@pytest.mark.parametrize("value", [[1], 1j, {}, True], ids=repr)
 def test_numbers_are_numbers(name, value):
     call = Call()
     refused(gdn.gated_delta_net, {**call.whole, name: value}, call, TypeError, [name, "number"])

@@ -1,5 +1,6 @@
 """StateRing: steps that fail, copies, and what is saved and loaded."""
 
+import gc
 import zlib
 
 import numpy as np
@@ -82,6 +83,21 @@ def test_a_dropped_step_is_aborted(one):
     with pytest.raises(ValueError, match="in a step"):
         one.ring.begin([0], [1])
     del step
+    one.ring.begin([0], [1]).commit()
+
+
+def test_a_step_in_a_dying_cycle_is_aborted(one):
+    def fail():
+        try:
+            step = one.ring.begin([0], [1])
+            raise Boom
+        except Boom as error:
+            return [step, error, error.__traceback__]
+
+    cycle = fail()
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
     one.ring.begin([0], [1]).commit()
 
 

@@ -126,9 +126,13 @@ def test_stand_ins_refuse():
         stand_in.chunk_gated_delta_rule(q, q, q.clone().requires_grad_(), g, g)
     with pytest.raises(TypeError, match="g must be a CPU tensor"):
         stand_in.chunk_gated_delta_rule(q, q, q, g.numpy(), g)
+    for bad in (q.int(), q.bool(), q.to(torch.complex64)):
+        with pytest.raises(TypeError, match="^k must hold floating-point numbers"):
+            stand_in.chunk_gated_delta_rule(q, bad, q, g, g)
     with pytest.raises(ValueError, match="^g"):
         stand_in.chunk_gated_delta_rule(q, q, q, g[:, :2], g)
-    for name, value in (("head_first", True), ("A_log", torch.zeros(1)), ("dt_bias", torch.ones(2)), ("lower_bound", 0.0)):
+    for name, value in (("head_first", True), ("A_log", torch.zeros(1)), ("dt_bias", torch.ones(2)),
+                        ("lower_bound", 0.0), ("gk", g)):
         with pytest.raises(ValueError, match=f"{name} is not supported"):
             stand_in.fused_recurrent_gated_delta_rule(q, q, q, g, g, **{name: value})
     stand_in.fused_recurrent_gated_delta_rule(q, q, q, g, g, head_first=False, A_log=None)

@@ -17,7 +17,8 @@ __all__ = ["chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_gated_delta_r
 
 # Options of FLA that change the meaning of an argument.
 REFUSED = ("head_first", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "safe_gate", "lower_bound", "A_log",
-           "dt_bias", "transpose_state_layout", "state_v_first")
+           "dt_bias", "transpose_state_layout", "state_v_first", "gk", "gv", "allow_neg_eigval", "reverse",
+           "ssm_state_indices", "num_accepted_tokens")
 
 
 def chunk_gated_delta_rule(q, k, v, g, beta, *, chunk_size=64, mode="chunked", scale=None, initial_state=None,
@@ -55,7 +56,9 @@ fused_recurrent_kda = fused_recurrent_gated_delta_rule
 
 def _array(x, name):
     if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
-        raise TypeError(f"{name} must be a CPU tensor, got {getattr(x, 'device', type(x).__name__)}")
+        raise TypeError(f"{name} must be a CPU tensor, got {x.device if isinstance(x, torch.Tensor) else type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must hold floating-point numbers, got {x.dtype}")
     if x.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(f"{name} requires a gradient, which this function does not compute: use torch.no_grad()")
     return x.detach().to(torch.float32).numpy()

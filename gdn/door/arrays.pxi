@@ -1,9 +1,15 @@
 # From arguments to arrays: float32 only, at any strides, zero-copy, or an error that names the argument.
 
+cdef bint is_masked(object obj):
+    return PyArray_Check(obj) and type(obj) is not ndarray and isinstance(obj, numpy.ma.MaskedArray)
+
+
 cdef ndarray as_array(object obj, str name, bint writable):
     cdef ndarray array
     cdef int i
     if PyArray_Check(obj):
+        if is_masked(obj):
+            raise TypeError(f"{name} must not be a masked array")
         array = <ndarray>obj
     elif isinstance(obj, Tensor):
         array = tensor_array(<Tensor>obj)

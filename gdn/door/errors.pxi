@@ -72,7 +72,7 @@ cdef bint flag_argument(value, str name) except -1:
 cdef float float_argument(value, str name) except? -1:
     """A finite number."""
     cdef double x
-    if isinstance(value, (str, bytes)):
+    if isinstance(value, (str, bytes, bool, np.bool_)):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         x = value

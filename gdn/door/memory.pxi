@@ -35,6 +35,8 @@ cdef bint is_scalar(object data):
 cdef Memory open_memory(object data, str name, block *b):
     """Describe the memory of a buffer or DLPack object and hold it."""
     cdef Memory memory
+    if is_masked(data):
+        raise TypeError(f"{name} must not be a masked array")
     if PyObject_CheckBuffer(data):
         memory = open_buffer(data, name, b)
     elif hasattr(data, "__dlpack__"):

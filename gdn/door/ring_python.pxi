@@ -351,6 +351,7 @@ cdef int refuse_entry(Ring ring, Step step) except -1:
     raise ValueError(f"sequence {id} stands at position {stands}, the step begins at {at}")
 
 
+@cython.no_gc_clear                # a step in a dying cycle is aborted too
 cdef class Step:
     """A step under way (from `StateRing.begin`): commit it, abort it, or leave it to `with`, which commits at the end
     and aborts on an exception.

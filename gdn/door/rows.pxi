@@ -54,6 +54,9 @@ cdef gdn_status rows_check(const row_call *r, const refusal *why) noexcept nogil
             return fail(why, GDN_ERR_VALUE, "slot_nb names no rows: a cache with rows_in needs rows_out")
         if r.n_slots > 1 and r.slot_nb & 3:
             return fail(why, GDN_ERR_STRIDE, "slot_nb is %lld, no multiple of 4", r.slot_nb)
+        if slots_meet(r):
+            return fail(why, GDN_ERR_ROW, "slot_nb is %lld: with rows %lld bytes apart one is written twice", r.slot_nb,
+                        r.state_out.nb[3])
         if n_out < r.n_seqs * (r.n_slots if r.slot_nb == 0 else 1):
             return fail(why, GDN_ERR_SHAPE, "state_out has %lld rows, %lld sequences keep %lld slots", n_out,
                         r.n_seqs, r.n_slots)
@@ -63,6 +66,21 @@ cdef gdn_status rows_check(const row_call *r, const refusal *why) noexcept nogil
             return fail(why, GDN_ERR_ROW, "rows_out[%lld, %lld] is %lld, the cache has %lld rows",
                         i // r.n_slots, i % r.n_slots, r.rows_out[i], n_out)
     return check_written_once(r, why)
+
+
+cdef bint slots_meet(const row_call *r) noexcept nogil:
+    """Whether slots slot_nb apart of sequences nb[3] apart share a row: i nb[3] = s slot_nb for some i, s in range."""
+    cdef int64_t a = abs_64(r.state_out.nb[3]), b = abs_64(r.slot_nb), rest
+    if r.slot_nb == 0 or a == 0:
+        return False
+    while b != 0:                    # a becomes the greatest common divisor
+        rest = a % b
+        a, b = b, rest
+    return abs_64(r.slot_nb) // a < r.n_seqs and abs_64(r.state_out.nb[3]) // a < r.n_slots
+
+
+cdef inline int64_t abs_64(int64_t x) noexcept nogil:
+    return -x if x < 0 else x
 
 
 cdef gdn_status check_lengths(const row_call *r, const refusal *why) noexcept nogil:

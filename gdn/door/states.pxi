@@ -25,6 +25,8 @@ cdef int64_t fill_states(CallArrays c, state, state_out, snapshots, tuple shape,
         to_c(c.state, c_state)
         if c.state.shape[0] != shape[0]:
             raise ValueError(f"state holds {c.state.shape[0]} sequences, the call has {shape[0]}")
+        if (<object>c.state).shape != shape:
+            raise ValueError(f"state has shape {(<object>c.state).shape}, the call needs {shape}")
     n_slots = max(<int64_t>1, min(n_slots, longest))
     c.state_out = state_target(shape, n_slots, c.state, state_out, snapshots is not None, c_state_out, slot_nb)
     return n_slots
@@ -56,13 +58,21 @@ cdef int check_outputs(CallArrays c, tuple inputs, str x_name, ndarray x, str st
 
 cdef ndarray integers(obj, str name, error):
     """An int64 contiguous array of integers, the object's own memory where that is one already."""
-    cdef ndarray x = obj if type(obj) is ndarray else np.asarray(obj)
-    while isinstance(obj, Tensor) and x.ndim > 1 and x.shape[0] == 1:
-        x = x[0]
+    cdef ndarray x
+    if is_masked(obj):
+        raise TypeError(f"{name} must not be a masked array")
+    x = obj if type(obj) is ndarray else np.asarray(obj)
+    if isinstance(obj, Tensor):
+        if (<Tensor>obj).t.type != GDN_TYPE_I32:
+            raise TypeError(f"{name} must hold integers, got a Tensor of {obj.type}")
+        while x.ndim > 1 and x.shape[0] == 1:
+            x = x[0]
     if x.ndim == 0:
         raise (ValueError if (<object>x).dtype.kind in "iu" else TypeError)(f"{name} must be an array, got {obj!r}")
     if PyArray_TYPE(x) == NPY_INT64 and PyArray_ISCARRAY_RO(x):
         return x
+    if (<object>x).dtype.kind == "O" and all([type(i) is int for i in (<object>x).flat]):
+        raise error(f"{name} holds integers beyond int64")
     if (<object>x).dtype.kind not in "iu" and x.size > 0:
         raise TypeError(f"{name} must hold integers, got {(<object>x).dtype}")
     if (<object>x).dtype == np.uint64 and x.size > 0 and (<object>x).max() > 2**63 - 1:

@@ -117,7 +117,7 @@ typedef struct gdn_delta_net_args {
     int64_t  n_seqs;            /* with cu_seqlens: its length - 1; else q.ne[3] */
     int64_t  n_slots;
     int64_t  slot_nb;           /* bytes between slots of one sequence when rows_out is NULL; 0 = n_seqs * state_out.nb[3];
-                                   else rows_in needs a `state` apart from state_out */
+                                   else no two slots may share a row, and rows_in needs a `state` apart */
     const int64_t *rows_in;
     const int64_t *rows_out;
     const int64_t *cu_seqlens;
