@@ -197,7 +197,7 @@ REFUSED = {
     "slot_nb over the rows of rows_in": (
         lambda c: (c.set(n_slots=2, slot_nb=1 << 20, rows_in=[0, 1]), setattr(c.a, "state", c.a.state_out)), VALUE),
     "slot_nb of one row": (lambda c: c.set(n_slots=2, slot_nb=row_nb(c)), ROW),
-    "slot_nb of half a row back": (lambda c: c.set(n_slots=3, slot_nb=-row_nb(c) // 2), ROW),
+    "slot_nb of one row back": (lambda c: c.set(n_slots=2, slot_nb=-row_nb(c)), ROW),
     "no slots": (lambda c: c.set(n_slots=0), VALUE),
     "negative slots": (lambda c: c.set(n_slots=-3), VALUE),
     "n_threads negative": (lambda c: c.set(n_threads=-2), VALUE),
