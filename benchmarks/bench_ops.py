@@ -75,7 +75,7 @@ def test_prefill(benchmark, shape, name, n_threads):
         timed(benchmark, delta_call(name, shape, PREFILL, n_threads), **info)
 
 
-@pytest.mark.parametrize("shape, name, n_threads", cases(*GDN, "ggml", "ik"))
+@pytest.mark.parametrize("shape, name, n_threads", cases(*GDN, "onnxruntime", "ggml", "ik"))
 def test_decode(benchmark, shape, name, n_threads):
     """One token through the states of ``ours.LAYERS`` layers.  bytes: one read and one write of them, which is what gdn
     moves; ggml moves the copy besides, ik writes another place than it reads."""
@@ -87,7 +87,8 @@ def test_decode(benchmark, shape, name, n_threads):
             timed(benchmark, call, level=name[4:], **info)
         return
     data, states = inputs(shape, 1), ours.layer_states(shape)
-    call, out, _ = peers.present(name, getattr(peers, f"{name}_decode"), shape, data, states, n_threads)
+    maker = getattr(peers, {"onnxruntime": "ort"}.get(name, name) + "_decode")
+    call, out, _ = peers.present(name, maker, shape, data, states, n_threads)
     call()
     check_result(shape, (*data[:5], states[-1]), out, None, "tiled" if name == "ggml" else "interleaved", PEER_BOUND)
     timed(benchmark, call, **info)

@@ -136,6 +136,16 @@ def ort_delta(shape, data, n_threads=1, in_place=False):
     return ort.linear_attention(shape, data, n_threads, in_place)
 
 
+def ort_decode(shape, data, states, n_threads=1):
+    """One token through every layer, each its own session with one value bound as state input and output."""
+    layers = [ort_delta(shape, (*data[:5], state), n_threads, in_place=True) for state in states]
+
+    def call():
+        for layer, *_ in layers:
+            layer()
+    return call, *layers[-1][1:]
+
+
 def ggml_conv(x, weight, state, n_threads=1):
     """concat, ssm_conv and silu on the transposed input, as llama.cpp's graph."""
     from tests.peers import ggml
