@@ -121,11 +121,12 @@ def test_calls_are_checked(case):
         with pytest.raises(ValueError, match="the step is of sequences .* from .-1 -1.*from .0 1"):
             case.layer(x, gdn.Batch([7, 7, 8], [0, 1, 1]), step, 0)             # the step goes on where they stand
         case.layer(x, batch, step, 0)
-    other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, "H_v": case.layer.H_v + 1})
-    other.acquire(7)
-    other.acquire(8)
-    with other.begin(batch) as step, pytest.raises(ValueError, match="the ring has .*H_v"):
-        case.layer(x, batch, step, 0)
+    for name, n in case.layer.extents.items():
+        other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, name: n + 1})
+        other.acquire(7)
+        other.acquire(8)
+        with other.begin(batch) as step, pytest.raises(ValueError, match=f"the ring has .*'{name}': {n + 1}.* the layer .*"):
+            case.layer(x, batch, step, 0)
 
 
 def test_arguments_are_mappings(case):
