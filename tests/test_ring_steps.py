@@ -1,5 +1,6 @@
 """StateRing: steps that fail, copies, and what is saved and loaded."""
 
+import struct
 import zlib
 
 import numpy as np
@@ -179,6 +180,19 @@ def test_damaged_bytes_are_refused():
         with pytest.raises(ValueError, match="no intact saved sequence"):
             run.ring.load(1, bent)
     assert (run.ring.seq_ids, run.ring.n_free) == before
+
+
+@pytest.mark.parametrize("at,form,value", [(16, "<q", 0), (24, "<q", 2), (24, "<q", -1), (56, "<i", -1), (56, "<i", 2),
+                                           (56, "<i", 5), (60, "<i", 1)])
+def test_sealed_bytes_that_cannot_be_are_refused(one, at, form, value):
+    """Sizes, positions and depths that no sequence has, under a checksum that fits."""
+    one.step(s0=3)
+    data = bytearray(one.ring.save(0))
+    struct.pack_into(form, data, at, value)
+    struct.pack_into("<I", data, 12, zlib.crc32(data[16:]))
+    with pytest.raises(ValueError, match="no intact saved sequence"):
+        one.ring.load(1, data)
+    assert one.ring.seq_ids == [0]
 
 
 @pytest.mark.parametrize("name", list(EXTENTS))
