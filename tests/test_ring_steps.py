@@ -125,6 +125,23 @@ def test_other_refusals(one):
     assert ring.seq_ids == [0] and ring.n_free == 2
 
 
+def test_a_step_of_a_ring_made_anew_closes_nothing():
+    buffer = bytearray(gdn.StateRing.nbytes_for(1, **EXTENTS))
+    ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
+    ring.acquire(0)
+    with ring.begin([0], [1]):
+        pass
+    stale = ring.begin([0], [1])
+    ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
+    ring.acquire(0)
+    with ring.begin([0], [3]):
+        for close in (stale.commit, stale.abort):
+            with pytest.raises(ValueError, match="another process, or its ring was made anew"):
+                close()
+    del stale
+    assert ring.position(0) == 3
+
+
 # ---------------------------------------------------------------- copy, save, load
 
 def test_a_copy_shares_nothing():
