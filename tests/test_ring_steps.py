@@ -125,6 +125,27 @@ def test_other_refusals(one):
     assert ring.seq_ids == [0] and ring.n_free == 2
 
 
+def test_a_step_keeps_its_own_lists(one):
+    ids, lengths = np.array([0]), np.array([2])
+    step = one.ring.begin(ids, lengths)
+    ids[:], lengths[:] = 9, 9
+    assert (step.seq_ids, step.n_tokens) == ([0], [2])
+    step.commit()
+
+
+def test_a_sequence_being_filled_is_busy():
+    """By a thread that acquires, copies or loads it right now: not lost."""
+    buffer = bytearray(gdn.StateRing.nbytes_for(1, **EXTENTS))
+    ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
+    ring.acquire(0)
+    slot = fields(buffer)[1][0]
+    slot["mark"], slot["state"] = 3, 3
+    for use in (ring.position, ring.max_rollback, ring.slot, ring.save, ring.reset, ring.release):
+        with pytest.raises(ValueError, match="being copied, saved or filled"):
+            use(0)
+    assert ring.seq_ids == [] and ring.n_free == 0
+
+
 def test_a_step_of_a_ring_made_anew_closes_nothing():
     buffer = bytearray(gdn.StateRing.nbytes_for(1, **EXTENTS))
     ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
