@@ -142,6 +142,8 @@ def test_gaps_need_explicit_strides():
     same_memory(gdn.Tensor(a, (3, 4), (8, 24)), a)
     with pytest.raises(ValueError, match="nb"):
         gdn.Tensor(ramp(8).view(np.uint8)[::2])
+    empty = gdn.Tensor(ramp(4, 5, 6)).slice(1, 0, 0)
+    assert gdn.Tensor(empty, (0, 5)).ne == (0, 5, 1, 1)                            # nothing lies in gaps
     with pytest.raises(ValueError, match="multiple"):
         gdn.Tensor(bytearray(7))
 

@@ -117,7 +117,8 @@ def test_stand_ins(family, monkeypatch):
     assert calls == ["chunk_gated_delta_rule"] + ["fused_recurrent_gated_delta_rule"] * 3
 
 
-@pytest.mark.parametrize("name", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda"])
+@pytest.mark.parametrize("name", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
+                                  "fused_recurrent_kda"])
 def test_stand_ins_alone(name):
     """Every option at once: grouped heads, packed sequences, states, a scale, outputs of q's type; no gradient is asked."""
     from gdn.adapters import torch as stand_in
