@@ -436,6 +436,21 @@ def test_errors_come_before_work_even_for_empty_calls():
         refused(gdn.gated_delta_net, {**empty, **spoiled}, call, ValueError, "")
 
 
+@pytest.mark.parametrize("output", ["out", "state_out"])
+@pytest.mark.parametrize("other", ["q", "k", "v", "g", "state", "out"])
+def test_only_its_own_may_be_the_same(output, other):
+    """Where every extent is the same, out may still be v alone, and state_out state."""
+    arrays = {name: np.full((4, 4, 4, 4), 0.5, np.float32) for name in ("q", "k", "v", "g", "state", "out", "state_out")}
+    arrays["beta"] = arrays["g"][0].copy()
+    arrays[output] = arrays[other]
+    if (output, other) in (("out", "v"), ("state_out", "state"), ("out", "out")):
+        gdn.gated_delta_net(**arrays)
+    else:
+        with pytest.raises(ValueError, match=f"{output} overlaps {other}"):
+            gdn.gated_delta_net(**arrays)
+        assert all((x == 0.5).all() for x in arrays.values())
+
+
 @pytest.mark.parametrize("name", ["qk_l2norm", "beta_logit"])
 @pytest.mark.parametrize("value", ["no", 1, 0.0, None, [], np.ones(2)], ids=repr)
 def test_flags_are_true_or_false(name, value):
