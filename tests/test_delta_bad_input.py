@@ -99,6 +99,13 @@ def test_tensors_of_other_types(name, kind):
     refused(gdn.gated_delta_net, {**call.whole, name: tensor}, call, TypeError, name)
 
 
+@pytest.mark.parametrize("name", ["g", "beta"])
+def test_a_tensor_of_two_gates(name):
+    call = Call()
+    two = gdn.Tensor(np.stack([call.inputs[name]] * 2))
+    refused(gdn.gated_delta_net, {**call.whole, name: two}, call, ValueError, name)
+
+
 @pytest.mark.parametrize("name", NAMES + OUTPUTS)
 @pytest.mark.parametrize("value", [1.0, "text", [[1.0, 2.0]], object(), np.float32(1)])
 def test_not_an_array(name, value):
