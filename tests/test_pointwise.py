@@ -111,6 +111,7 @@ def test_gate_of_zero_at_an_infinite_rate():
     assert gdn.decay_gate(a, A, np.zeros(1, F)) == 0
     assert np.isneginf(gdn.decay_gate(a + 200, A, np.zeros(1, F)))
     assert np.isnan(gdn.decay_gate(np.full((1, 1, 1), np.nan, F), A, np.zeros(1, F)))
+    assert np.isnan(gdn.decay_gate(np.full((1, 1, 1), np.nan, F), np.zeros(1, F), np.zeros(1, F)))
     bounded = gdn.decay_gate(np.array([-1, 0, 1, np.nan], F).reshape(1, 4, 1), A, np.zeros(1, F), lower_bound=-5)
     assert np.array_equal(bounded.ravel(), [0, -2.5, -5, np.nan], equal_nan=True)
 
