@@ -209,6 +209,11 @@ def test_slice_bounds():
     assert t.slice(1, 4, 4).numpy().shape == (1, 1, 0, 6)
 
 
+def test_nothing_is_cut_from_nothing():
+    """Where there are no elements, no address leaves the memory."""
+    assert gdn.Tensor(bytearray(), (0, 4), (4, 24)).slice(1, 3, 4).ne == (0, 1, 1, 1)
+
+
 def test_cont_is_a_copy_in_new_memory():
     a = ramp(3, 4)
     t = gdn.Tensor(a)
