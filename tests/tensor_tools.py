@@ -77,6 +77,30 @@ class Modern(Legacy):
         return self.device
 
 
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p)]
+
+
+class Crafted(Legacy):
+    """A producer that says what numpy and torch never do: an offset, no strides, elements of several lanes, no deleter."""
+
+    alive = []
+
+    def __init__(self, data, shape, lanes=1):
+        super().__init__(data)
+        self.alive.append(self)
+        self.shape = (ctypes.c_int64 * len(shape))(*shape)
+        self.managed = DLTensor(data.ctypes.data, (1, 0), len(shape), 2, 32, lanes, self.shape, None, 4)
+
+    def __dlpack__(self, stream=None):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.managed), b"dltensor", None)
+
+
 SOURCES = {
     "bytearray": lambda: bytearray(ramp(6).tobytes()),
     "bytes": lambda: ramp(6).tobytes(),

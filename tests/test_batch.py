@@ -74,12 +74,20 @@ def test_a_ring_checks_what_a_batch_says():
         ring.begin(gdn.Batch([1, 3]))
 
 
+def test_a_batch_is_its_own():
+    ids = np.array([5, 3, 5, -1])
+    batch = gdn.Batch(ids)
+    ids[:] = 9
+    assert batch.seq_ids.tolist() == [5, 3, 5, -1]
+
+
 @pytest.mark.parametrize("ids", [[0, 1, 0, -1], [0, 0, 0]])
 def test_rows_are_counted(ids):
     batch = gdn.Batch(ids)
     real = sum(i >= 0 for i in ids)
     for method, n in ((batch.gather, len(ids)), (batch.scatter, real)):
-        assert method(np.ones((n, 2), np.float32)).shape[1:] == (2,)
+        rows = method(np.ones((n, 2), np.float32))
+        assert rows.shape[1:] == (2,) and rows.dtype == np.float32
         for x in (np.ones((n + 1, 2)), np.ones((n - 1, 2)), np.array(1.0)):
             with pytest.raises(ValueError, match=f"expected {n} rows"):
                 method(x)

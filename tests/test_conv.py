@@ -30,7 +30,7 @@ def make(rng, n=2, T=9, C=21, width=4):
             rng.standard_normal(C).astype(f), rng.standard_normal((n, C, width - 1)).astype(f))
 
 
-@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("width", [*range(1, 10), 17, 18, 40])
 @pytest.mark.parametrize("C", [1, 16, 37, 200])
 @pytest.mark.parametrize("activation", ["silu", None])
 def test_widths(rng, width, C, activation):

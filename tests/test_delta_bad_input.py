@@ -99,6 +99,13 @@ def test_tensors_of_other_types(name, kind):
     refused(gdn.gated_delta_net, {**call.whole, name: tensor}, call, TypeError, name)
 
 
+@pytest.mark.parametrize("name", ["g", "beta"])
+def test_a_tensor_of_two_gates(name):
+    call = Call()
+    two = gdn.Tensor(np.stack([call.inputs[name]] * 2))
+    refused(gdn.gated_delta_net, {**call.whole, name: two}, call, ValueError, name)
+
+
 @pytest.mark.parametrize("name", NAMES + OUTPUTS)
 @pytest.mark.parametrize("value", [1.0, "text", [[1.0, 2.0]], object(), np.float32(1)])
 def test_not_an_array(name, value):
@@ -449,6 +456,21 @@ def test_errors_come_before_work_even_for_empty_calls():
     for spoiled in ({"mode": "fast"}, {"head_map": None}, {"state": call.state[..., 1:]},
                     {"q": call.inputs["q"][:, :1]}, {"state_out": frozen(call.state_out.array)}):
         refused(gdn.gated_delta_net, {**empty, **spoiled}, call, ValueError, "")
+
+
+@pytest.mark.parametrize("output", ["out", "state_out"])
+@pytest.mark.parametrize("other", ["q", "k", "v", "g", "state", "out"])
+def test_only_its_own_may_be_the_same(output, other):
+    """Where every extent is the same, out may still be v alone, and state_out state."""
+    arrays = {name: np.full((4, 4, 4, 4), 0.5, np.float32) for name in ("q", "k", "v", "g", "state", "out", "state_out")}
+    arrays["beta"] = arrays["g"][0].copy()
+    arrays[output] = arrays[other]
+    if (output, other) in (("out", "v"), ("state_out", "state"), ("out", "out")):
+        gdn.gated_delta_net(**arrays)
+    else:
+        with pytest.raises(ValueError, match=f"{output} overlaps {other}"):
+            gdn.gated_delta_net(**arrays)
+        assert all((x == 0.5).all() for x in arrays.values())
 
 
 @pytest.mark.parametrize("name", ["qk_l2norm", "beta_logit"])

@@ -298,12 +298,38 @@ def test_blocks_that_are_not_there(tmp_path):
         read_layer(DATA / "qwen35.gguf", "1")
 
 
+def test_blocks_beyond_the_models_are_no_layers(tmp_path, rng):
+    """As those that predict further tokens are."""
+    path = write(tmp_path / "x.gguf", "qwen35", META, random_tensors(FORMS["qwen35"], rng), il=2)
+    assert describe(path) == []
+
+
+def test_version_2(tmp_path, rng):
+    path = write(tmp_path / "x.gguf", "qwen35", META, random_tensors(FORMS["qwen35"], rng))
+    layers, data = describe(path), path.read_bytes()
+    path.write_bytes(data[:4] + b"\2" + data[5:])
+    assert describe(path) == layers
+    path.write_bytes(data[:4] + b"\1" + data[5:])
+    with pytest.raises(ValueError, match="GGUF version 1, expected"):
+        describe(path)
+
+
+def test_two_forms_at_once_are_refused(tmp_path, rng):
+    for extra in ("ssm_in.weight", "ssm_ba.weight"):
+        shape = (C + INNER, E) if extra == "ssm_in.weight" else (2 * H_V, E)
+        with pytest.raises(ValueError, match=f"blk.1.{extra} of no known use"):
+            read_layer(write(tmp_path / "x.gguf", "qwen3next", META,
+                             random_tensors(FORMS["qwen35"] | {extra: shape}, rng)), 1)
+
+
 def test_other_architectures_and_parts(tmp_path, rng):
     tensors = random_tensors(FORMS["qwen35"], rng)
     with pytest.raises(ValueError, match="general.architecture is 'llama', expected one of qwen3next"):
         describe(write(tmp_path / "x.gguf", "llama", META, tensors))
-    with pytest.raises(ValueError, match="one part of 3"):
-        describe(write(tmp_path / "x.gguf", "qwen35", META | {"split.count": 3}, tensors))
+    for n in (2, 3):
+        with pytest.raises(ValueError, match=f"one part of {n}"):
+            describe(write(tmp_path / "x.gguf", "qwen35", META | {"split.count": n}, tensors))
+    assert describe(write(tmp_path / "x.gguf", "qwen35", META | {"split.count": 1}, tensors))
     assert "no linear-attention layers" in inspect(write(tmp_path / "x.gguf", "qwen35", META, {}))
 
 

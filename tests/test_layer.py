@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -190,6 +191,18 @@ def test_outputs_and_copies_are_their_own(case):
         assert same_bits(run(layer, ring, case.x[1:2], [2]), second)
 
 
+def test_a_long_call_keeps_nothing(case):
+    """Only calls of few tokens leave their arrays to the next."""
+    ring = case.ring()
+    ring.acquire(7)
+    x = np.tile(case.x, (20, 1))
+    tracemalloc.start()
+    run(case.layer, ring, x, [7] * len(x))
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < x.nbytes / 2 and peak > 4 * x.nbytes
+
+
 def test_threads_share_a_layer(case):
     """Steps of a token on rings of their own at the same time, with the bits of one after the other."""
     n = 30
@@ -272,6 +285,8 @@ def test_options_reach_the_kernels(form):
     ring.acquire(0)
     run(layer, ring, case.x, [0] * 75, trace=trace)
     q, k = trace["conv_output_silu"][:, :2 * layer.key_size].reshape(75, 2, layer.H_k, layer.S_k).swapaxes(0, 1)
+    for name, x in (("q", q), ("k", k)):
+        assert_close(trace[name], gdn.reference.l2_norm(x, 3, form), name)
     inputs = (x[None] for x in (q, k, trace["v"], trace["gate"], trace["beta"]))
     (out,), _ = gdn.reference.recurrent(*inputs, head_map=layer.head_map, qk_l2norm=True, l2_eps=3, l2_form=form)
     assert_close(trace["attn_output"], out, "the delta rule")

@@ -38,8 +38,10 @@ def test_weights_are_checked(case):
     with pytest.raises(ValueError, match="unknown model_type 'llama'"):
         cls.from_state_dict(case.weights, "", {**case.config, "model_type": "llama"})
     zeros = np.zeros((2, 3), np.float32)
+    n_out, n_in = weights["out"].shape
     for lora in ({"w": []}, {"out": [(zeros, zeros.T, 1)]}, {"out": [(zeros, zeros.T, np.nan)]}, {"out": None},
-                 {"out": [5]}, {"out": [(zeros, zeros.T)]}, {"out": (zeros, zeros.T, 1)}):
+                 {"out": [5]}, {"out": [(zeros, zeros.T)]}, {"out": (zeros, zeros.T, 1)},
+                 {"out": [(np.zeros((2, n_in), np.float32), np.zeros((n_out, 3), np.float32), 1)]}):
         with pytest.raises(ValueError, match="lora"):
             cls(weights, config, lora)
     for lora in ([1], {"out": [(zeros.astype(np.float64), zeros.T, 1)]}):
@@ -115,11 +117,16 @@ def test_calls_are_checked(case):
         case.layer(x, batch, step, np.int64(0))
     with pytest.raises(ValueError, match="already committed"):
         case.layer(x, batch, step, 0)
-    other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, "H_v": case.layer.H_v + 1})
-    other.acquire(7)
-    other.acquire(8)
-    with other.begin(batch) as step, pytest.raises(ValueError, match="the ring has .*H_v"):
+    with ring.begin([7, 8], [2, 1]) as step:
+        with pytest.raises(ValueError, match="the step is of sequences .* from .-1 -1.*from .0 1"):
+            case.layer(x, gdn.Batch([7, 7, 8], [0, 1, 1]), step, 0)             # the step goes on where they stand
         case.layer(x, batch, step, 0)
+    for name, n in case.layer.extents.items():
+        other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, name: n + 1})
+        other.acquire(7)
+        other.acquire(8)
+        with other.begin(batch) as step, pytest.raises(ValueError, match=f"the ring has .*'{name}': {n + 1}.* the layer .*"):
+            case.layer(x, batch, step, 0)
 
 
 def test_arguments_are_mappings(case):

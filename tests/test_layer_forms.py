@@ -1,10 +1,12 @@
 """Weight forms: any fused or separate projections give the same layer, and LoRA pairs follow the names they came by."""
 
 import itertools
+import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import DATA, assert_close, same_bits
+from helpers import DATA, assert_close, optional, same_bits
 
 import gdn
 from gdn import forms
@@ -140,6 +142,47 @@ def test_tensors_that_nobody_reads_are_refused(tensors):
         gdn.GatedDeltaNet.from_state_dict({**weights, "in_proj_ba.weight": quantised}, "", CONFIG)
 
 
+@pytest.mark.parametrize("model", ["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "olmo_hybrid"])
+def test_what_a_config_says(tensors, model):
+    """What a model fixes, what it leaves to the config, and where that may stand."""
+    weights, olmo = chosen(tensors, "fused", "fused", "one"), model == "olmo_hybrid"
+    config = {**CONFIG, "model_type": model, "rms_norm_eps": 3e-6, "hidden_act": "swish"}
+    fixed = {"kind": "gdn", "head_map": "interleaved", "norm_eps": 1e-5 if olmo else 3e-6, "l2_eps": 1e-6, "l2_form": "sum",
+             "beta_factor": 2 if olmo else 1, "activation": "silu", "lower_bound": None, "S_v": S_V}
+    for given in (config, {"model_type": "whole", "text_config": config}, SimpleNamespace(**config),
+                  SimpleNamespace(text_config=SimpleNamespace(**config))):
+        said = transformers.read_layer(weights, "", given)[1]
+        assert {name: said[name] for name in fixed} == fixed
+    assert transformers.read_layer(weights, "", {**config, "linear_allow_neg_eigval": False})[1]["beta_factor"] == 1
+    with pytest.raises(ValueError, match="hidden_act 'gelu'"):
+        transformers.read_layer(weights, "", {**config, "hidden_act": "gelu"})
+
+
+def test_element_types(tensors):
+    """bfloat16 is read, torch's integers are refused as numpy's."""
+    torch, weights, name = optional("torch"), chosen(tensors, "fused", "fused", "one"), "out_proj.weight"
+    out = torch.from_numpy(tensors[name])
+    bf16 = tensors[name].astype(optional("ml_dtypes").bfloat16)
+    for x in (out.bfloat16(), bf16):
+        read = transformers.read_layer({**weights, name: x}, "", CONFIG)[0]["out"]
+        assert same_bits(read, bf16.astype(np.float32))
+    with pytest.raises(TypeError, match=f"{name} must be floating point, got torch.int8"):
+        transformers.read_layer({**weights, name: out.to(torch.int8)}, "", CONFIG)
+
+
+def test_a_transposed_weight_is_refused(tensors):
+    name = "out_proj.weight"
+    with pytest.raises(ValueError, match=rf"{name} has shape \({VALUE}, {N_EMBD}\), expected \({N_EMBD}, {VALUE}\)"):
+        load({**tensors, name: tensors[name].T.copy()}, "fused", "fused", "one")
+
+
+def test_a_rate_beyond_float32_forgets_everything(tensors):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer = load({**tensors, "A_log": np.full(H_V, 100, np.float32)}, "fused", "fused", "one")
+    assert (layer.A == -np.inf).all()
+
+
 def test_the_closest_form_says_what_is_missing(tensors):
     weights = chosen(tensors, "apart", "apart", "three")
     for name in ("k_proj", "g_proj", "in_proj_a", "v_conv1d"):
@@ -148,6 +191,7 @@ def test_the_closest_form_says_what_is_missing(tensors):
 
 
 def test_kimi_takes_no_other_gate():
+    """And its gates may be of any rank."""
     with np.load(DATA / "kimi.npz") as data:
         weights = {name: data[name] for name in data.files if name.startswith("w.")}
     config = {"model_type": "kimi_linear", "hidden_size": 64, "linear_num_heads": 3, "linear_head_dim": 32,
@@ -156,6 +200,10 @@ def test_kimi_takes_no_other_gate():
     for name in ("z", "ba", "ssm_ba"):
         with pytest.raises(ValueError, match=f"lora: unknown projection '{name}'"):
             gdn.KimiDeltaAttention.from_state_dict(weights, "w.", config, {name: [(zeros[:1], zeros[:, :1], 1)]})
+    ranks = {f"w.{gate}{x}_proj.weight": np.ones(shape, np.float32) for gate, r in (("forget_gate.f_", 5), ("g_", 7))
+             for x, shape in (("a", (r, 64)), ("b", (96, r)))}
+    w, _ = transformers.read_layer({**weights, **ranks}, "w.", config)
+    assert w["f_a"].shape == (5, 64) and w["g_b"].shape == (96, 7)
     rng = np.random.default_rng(8)
     A, B = rng.standard_normal((2, 64), np.float32), rng.standard_normal((96, 2), np.float32)
     y, _ = run(gdn.KimiDeltaAttention.from_state_dict(weights, "w.", config, {"k_proj": [(A, B, 0.2)]}))

@@ -24,6 +24,13 @@ def test_info_names_the_build():
     assert config["level"] in ("base", "v3", "v4") and config["threads"] == gdn.get_num_threads()
 
 
+def test_the_processor_has_a_name(monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda _: "cpu family\t: 6\nmodel\t\t: 85\nmodel name\t: A: B 9000\n" * 2)
+    assert gdn.show_config("dicts")["processor"] == "A: B 9000"
+    monkeypatch.setattr(Path, "read_text", lambda _: "")
+    assert gdn.show_config("dicts")["processor"]
+
+
 def test_show_config_refuses_other_modes():
     with pytest.raises(ValueError, match="'json'"):
         gdn.show_config("json")

@@ -43,6 +43,16 @@ def test_rms_norm_gated(rng, n, activation):
         assert_close(row, ref, "row")
 
 
+def test_norms_of_more_rows_than_an_item_has(rng):
+    """Each is some 16384 values, which end inside every axis."""
+    x, gate = rng.standard_normal((2, 3, 50, 7, 40)).astype(F)
+    weight = rng.standard_normal(40).astype(F)
+    for y in (x, x.transpose(2, 0, 1, 3)):
+        assert_close(gdn.l2_norm(y), reference.l2_norm(y), "l2_norm")
+    for y, z in ((x, gate), (x.transpose(2, 0, 1, 3), gate.transpose(2, 0, 1, 3))):
+        assert_close(gdn.rms_norm_gated(y, z, weight), rms(y, z, weight, 1e-6, "silu"), "rms_norm_gated")
+
+
 def test_activations_as_named():
     x = gate = np.full((1, 1), -3, F)
     silu, sigmoid = (gdn.rms_norm_gated(x, gate, np.ones(1, F), activation=a)[0, 0] for a in ("silu", "sigmoid"))
@@ -97,16 +107,18 @@ def test_softplus_keeps_relative_accuracy():
 
 
 def test_gate_of_zero_at_an_infinite_rate():
-    a, A = np.full((1, 1, 1), -200, F), np.array([-np.exp(np.float64(100))]).astype(F)
-    assert np.isneginf(A[0])
+    a, A = np.full((1, 1, 1), -200, F), np.array([-np.inf], F)          # -exp(A_log) from A_log = 88.8 on
     assert gdn.decay_gate(a, A, np.zeros(1, F)) == 0
     assert np.isneginf(gdn.decay_gate(a + 200, A, np.zeros(1, F)))
     assert np.isnan(gdn.decay_gate(np.full((1, 1, 1), np.nan, F), A, np.zeros(1, F)))
+    assert np.isnan(gdn.decay_gate(np.full((1, 1, 1), np.nan, F), np.zeros(1, F), np.zeros(1, F)))
+    bounded = gdn.decay_gate(np.array([-1, 0, 1, np.nan], F).reshape(1, 4, 1), A, np.zeros(1, F), lower_bound=-5)
+    assert np.array_equal(bounded.ravel(), [0, -2.5, -5, np.nan], equal_nan=True)
 
 
 @pytest.mark.parametrize("bound", [None, -5.0])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 20), (1, 70, 33), (1, 1, 1, 1), (1, 3, 4, 1), (1, 4, 4, 4),
-                                   (2, 4, 4), (3, 5, 1), (0, 2, 3), (2, 0, 3, 8)])
+                                   (2, 4, 4), (3, 5, 1), (0, 2, 3), (2, 0, 3, 8), (2, 450, 3, 20), (3, 400, 33)])
 def test_decay_gate(rng, shape, bound):
     a = 3 * rng.standard_normal(shape).astype(F)
     A = -np.exp(rng.standard_normal(shape[2])).astype(F)
@@ -136,7 +148,8 @@ def test_decay_gate(rng, shape, bound):
 
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize("unit", [True, False])
-@pytest.mark.parametrize("n, m, batch", [(1, 1, ()), (5, 3, (2,)), (20, 37, (2, 3)), (64, 64, (1,)), (33, 200, ()), (0, 4, ())])
+@pytest.mark.parametrize("n, m, batch", [(1, 1, ()), (5, 3, (2,)), (20, 37, (2, 3)), (64, 64, (1,)), (33, 200, ()),
+                                         (0, 4, ()), (150, 9, ())])
 def test_solve_tri(rng, lower, unit, n, m, batch):
     a = (0.2 * rng.standard_normal((*batch, n, n)) + 2 * np.eye(n)).astype(F)
     b = rng.standard_normal((*batch, n, m)).astype(F)

@@ -72,7 +72,7 @@ def test_options(rng):
     c["q"] *= 3
     c["k"] *= 0.01
     c["beta"] = rng.standard_normal(c["beta"].shape).astype(np.float32)
-    for form, eps in (("sum", 1e-6), ("max", 1e-6), ("max", 1.0)):
+    for form, eps in (("sum", 1e-6), ("max", 1e-6), ("max", 0.2)):
         squares = [np.sqrt((c[x].astype(np.float64) ** 2).sum(-1, keepdims=True)) for x in "qk"]
         norms = [np.sqrt(n * n + eps) if form == "sum" else np.maximum(n, eps) for n in squares]
         plain = {**c, "q": c["q"] / norms[0], "k": c["k"] / norms[1], "beta": 1 / (1 + np.exp(-c["beta"]))}
@@ -81,6 +81,13 @@ def test_options(rng):
             got = function(**c, qk_l2norm=True, l2_eps=eps, l2_form=form, beta_logit=True)
             assert error(got[0], expected[0]) < 1e-6
             assert error(got[1], expected[1]) < 1e-6
+
+
+def test_a_scale_of_zero_is_one(rng):
+    c = case(rng, 1, 3, 1, 1, 4, 5)
+    for function in (reference.recurrent, reference.chunked):
+        out, state = function(**c, scale=0)
+        assert not out.any() and np.array_equal(state, function(**c)[1])
 
 
 def test_states_and_trace(rng):

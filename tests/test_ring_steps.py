@@ -1,6 +1,7 @@
 """StateRing: steps that fail, copies, and what is saved and loaded."""
 
 import gc
+import struct
 import zlib
 
 import numpy as np
@@ -140,6 +141,44 @@ def test_other_refusals(one):
     assert ring.seq_ids == [0] and ring.n_free == 2
 
 
+def test_a_step_keeps_its_own_lists(one):
+    ids, lengths = np.array([0]), np.array([2])
+    step = one.ring.begin(ids, lengths)
+    ids[:], lengths[:] = 9, 9
+    assert (step.seq_ids, step.n_tokens) == ([0], [2])
+    step.commit()
+
+
+def test_a_sequence_being_filled_is_busy():
+    """By a thread that acquires, copies or loads it right now: not lost."""
+    buffer = bytearray(gdn.StateRing.nbytes_for(1, **EXTENTS))
+    ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
+    ring.acquire(0)
+    slot = fields(buffer)[1][0]
+    slot["mark"], slot["state"] = 3, 3
+    for use in (ring.position, ring.max_rollback, ring.slot, ring.save, ring.reset, ring.release):
+        with pytest.raises(ValueError, match="being copied, saved or filled"):
+            use(0)
+    assert ring.seq_ids == [] and ring.n_free == 0
+
+
+def test_a_step_of_a_ring_made_anew_closes_nothing():
+    buffer = bytearray(gdn.StateRing.nbytes_for(1, **EXTENTS))
+    ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
+    ring.acquire(0)
+    with ring.begin([0], [1]):
+        pass
+    stale = ring.begin([0], [1])
+    ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
+    ring.acquire(0)
+    with ring.begin([0], [3]):
+        for close in (stale.commit, stale.abort):
+            with pytest.raises(ValueError, match="another process, or its ring was made anew"):
+                close()
+    del stale
+    assert ring.position(0) == 3
+
+
 # ---------------------------------------------------------------- copy, save, load
 
 def test_a_copy_shares_nothing():
@@ -195,6 +234,19 @@ def test_damaged_bytes_are_refused():
         with pytest.raises(ValueError, match="no intact saved sequence"):
             run.ring.load(1, bent)
     assert (run.ring.seq_ids, run.ring.n_free) == before
+
+
+@pytest.mark.parametrize("at,form,value", [(16, "<q", 0), (24, "<q", 2), (24, "<q", -1), (56, "<i", -1), (56, "<i", 2),
+                                           (56, "<i", 5), (60, "<i", 1)])
+def test_sealed_bytes_that_cannot_be_are_refused(one, at, form, value):
+    """Sizes, positions and depths that no sequence has, under a checksum that fits."""
+    one.step(s0=3)
+    data = bytearray(one.ring.save(0))
+    struct.pack_into(form, data, at, value)
+    struct.pack_into("<I", data, 12, zlib.crc32(data[16:]))
+    with pytest.raises(ValueError, match="no intact saved sequence"):
+        one.ring.load(1, data)
+    assert one.ring.seq_ids == [0]
 
 
 @pytest.mark.parametrize("name", list(EXTENTS))

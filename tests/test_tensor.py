@@ -142,6 +142,8 @@ def test_gaps_need_explicit_strides():
     same_memory(gdn.Tensor(a, (3, 4), (8, 24)), a)
     with pytest.raises(ValueError, match="nb"):
         gdn.Tensor(ramp(8).view(np.uint8)[::2])
+    empty = gdn.Tensor(ramp(4, 5, 6)).slice(1, 0, 0)
+    assert gdn.Tensor(empty, (0, 5)).ne == (0, 5, 1, 1)                            # nothing lies in gaps
     with pytest.raises(ValueError, match="multiple"):
         gdn.Tensor(bytearray(7))
 
@@ -205,6 +207,11 @@ def test_slice_bounds():
     with pytest.raises(TypeError):
         t.slice(0, None, 2)
     assert t.slice(1, 4, 4).numpy().shape == (1, 1, 0, 6)
+
+
+def test_nothing_is_cut_from_nothing():
+    """Where there are no elements, no address leaves the memory."""
+    assert gdn.Tensor(bytearray(), (0, 4), (4, 24)).slice(1, 3, 4).ne == (0, 1, 1, 1)
 
 
 def test_cont_is_a_copy_in_new_memory():

@@ -79,6 +79,9 @@ def test_overlap_with_others():
     for other in (a.T, a[1:], a[:, ::-1], a.reshape(2, 12), a[:1]):
         with pytest.raises(ValueError, match="out overlaps v without being exactly v"):
             overlap(a, ("q", ramp(2), False), ("v", other, True))
+    square = ramp(4, 4)
+    with pytest.raises(ValueError, match="out overlaps v without being exactly v"):
+        overlap(square, ("v", square.T, True))
     with pytest.raises(ValueError, match="out overlaps q$"):
         overlap(a, ("q", a, False))
     overlap(a[:, ::2], ("q", a[:, 1::2], False))            # interleaved, nothing shared

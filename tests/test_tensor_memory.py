@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 from helpers import optional
-from tensor_tools import Legacy, Modern, as_array, fit, ramp, same_memory, to_c
+from tensor_tools import Crafted, Legacy, Modern, as_array, fit, ramp, same_memory, to_c
 
 import gdn
 
@@ -135,8 +135,14 @@ def test_read_only_data(data):
     assert memoryview(t).readonly
     with pytest.raises(TypeError):
         (ctypes.c_float * 4).from_buffer(t.permute(1, 0, 2, 3))
+    with pytest.raises(TypeError):
+        io.BytesIO(bytes(16)).readinto(gdn.Tensor(data))
     with pytest.raises(BufferError, match="read-only"):
         t.__dlpack__()
+    owned = gdn.Tensor(gdn.Tensor(data), owner=[])          # one more owner changes neither what may be written
+    assert memoryview(owned).readonly
+    with pytest.raises(ValueError, match="of a memory that has bytes 0 to 16"):      # nor where the memory ends
+        owned.view((5,))
     assert "read-only" in repr(t)
     assert not gdn.Tensor(Modern(t)).numpy().flags.writeable
     assert gdn.Tensor(Legacy(t.cont())).numpy().flags.writeable
@@ -156,8 +162,9 @@ def test_unaligned_memory_can_be_viewed_but_not_computed_on():
     assert not t.numpy().flags.aligned
     with pytest.raises(ValueError, match="q must have an address"):
         as_array(t)
-    with pytest.raises(BufferError, match="address"):
-        t.__dlpack__()
+    for offset in (1, 2):
+        with pytest.raises(BufferError, match="address"):
+            gdn.Tensor(block, (3,), offset=offset).__dlpack__()
     four = gdn.Tensor(block, (4,), offset=4)
     assert as_array(four).ctypes.data == four.data
     for a in (np.frombuffer(bytes(17), np.uint8)[1:].view(np.float32), np.zeros(4, "f4,u1")["f0"]):
@@ -231,7 +238,8 @@ def test_dlpack_out():
     assert '"dltensor"' in repr(t.__dlpack__()) and '"dltensor"' in repr(t.__dlpack__(max_version=(0, 8)))
     assert "dltensor_versioned" in repr(t.__dlpack__(max_version=(1, 1), dl_device=(1, 0), copy=False))
     assert np.from_dlpack(gdn.Tensor(np.arange(3, dtype="i4"), type="i32")).dtype == np.int32
-    assert np.from_dlpack(gdn.Tensor(np.zeros(3, "f2"), type="f16")).dtype == np.float16
+    halves = np.arange(24, dtype="f2").reshape(2, 3, 4)[:, ::-1, ::2]
+    assert np.array_equal(np.from_dlpack(gdn.Tensor(halves, type="f16"))[0], halves)
     for options in [dict(dl_device=(2, 0)), dict(dl_device=(1, 1)), dict(stream=3)]:
         with pytest.raises(BufferError):
             t.__dlpack__(**options)
@@ -247,6 +255,23 @@ def test_dlpack_copy_is_independent():
     t = gdn.Tensor(Copied(gdn.Tensor(a)))
     t.numpy()[...] = 0
     np.testing.assert_array_equal(a, ramp(5))
+
+
+def test_dlpack_flags():
+    """Bit 0 read-only, bit 1 a copy."""
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    for data, copied, flags in ((ramp(4), False, 0), (ramp(4), True, 2), (ramp(4).tobytes(), False, 1)):
+        capsule = gdn.Tensor(data).__dlpack__(max_version=(1, 0), copy=copied)
+        assert ctypes.c_uint64.from_address(get(capsule, b"dltensor_versioned") + 24).value == flags
+
+
+def test_dlpack_of_other_producers():
+    a = ramp(7)
+    same_memory(gdn.Tensor(Crafted(a, (2, 3))), a[1:].reshape(2, 3))
+    assert as_array(Crafted(a, (2, 3))).tolist() == [[1, 2, 3], [4, 5, 6]]
+    with pytest.raises(TypeError, match="data holds float32, type says f32"):
+        gdn.Tensor(Crafted(a, (3,), lanes=2))
 
 
 def test_dlpack_on_another_device():

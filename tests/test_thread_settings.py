@@ -27,6 +27,19 @@ def test_default_is_what_the_process_may_use():
     assert python(code) == "1"
 
 
+def test_default_is_within_the_quota():
+    """On eight CPUs, in a container that may use one and a half."""
+    code = """
+import builtins, io, os
+files = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "150000 100000"}
+real = open
+builtins.open = lambda path, *rest, **options: io.StringIO(files[path]) if path in files else real(path, *rest, **options)
+os.sched_getaffinity = lambda pid: range(8)
+import gdn
+print(gdn.get_num_threads())"""
+    assert python(code, OMP_NUM_THREADS="8") == ("2" if gdn.show_config("dicts")["openmp"] else "1")
+
+
 def test_omp_num_threads():
     assert python("import gdn; print(gdn.get_num_threads())", OMP_NUM_THREADS="1") == "1"
 

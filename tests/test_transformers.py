@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import assert_close, missing
+from helpers import assert_close, missing, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +117,33 @@ def test_stand_ins(family, monkeypatch):
     assert calls == ["chunk_gated_delta_rule"] + ["fused_recurrent_gated_delta_rule"] * 3
 
 
+@pytest.mark.parametrize("name", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
+                                  "fused_recurrent_kda"])
+def test_stand_ins_alone(name):
+    """Every option at once: grouped heads, packed sequences, states, a scale, outputs of q's type; no gradient is asked."""
+    from gdn.adapters import torch as stand_in
+
+    rng = np.random.default_rng(4)
+    q, k, v, g, beta, state = (torch.from_numpy(rng.standard_normal(shape, np.float32)) for shape in (
+        (1, 40, 2, 8), (1, 40, 2, 8), (1, 40, 4, 12), (1, 40, 4, 8) if "kda" in name else (1, 40, 4), (1, 40, 4), (2, 4, 8, 12)))
+    tensors, cuts = (q.bfloat16(), k, v, -g.abs(), beta.sigmoid()), torch.tensor([0, 23, 40])
+    arrays, states = [x.float().numpy() for x in tensors], state.numpy().swapaxes(-1, -2)
+    options = {"scale": 0.3, "head_map": "interleaved", "qk_l2norm": True}
+    with torch.no_grad():
+        out, final = getattr(stand_in, name)(*tensors, initial_state=state.requires_grad_(), output_final_state=True, scale=0.3,
+                                             cu_seqlens=cuts, use_qk_l2norm_in_kernel=True)
+    assert out.dtype == torch.bfloat16 and final.dtype == torch.float32 and final.is_contiguous()
+    for i, tokens in enumerate((slice(23), slice(23, 40))):
+        y, end = gdn.reference.recurrent(*(x[:, tokens] for x in arrays), states[i:i + 1], **options)
+        assert_close(out[:, tokens].float().numpy(), y, name, 2**-7)
+        assert_close(final[i:i + 1].numpy().swapaxes(-1, -2), end, name)
+    mode = "recurrent" if "recurrent" in name else "chunked"
+    _, end = gdn.gated_delta_net(*arrays, states, cu_seqlens=cuts.numpy(), mode=mode, **options)
+    assert same_bits(final.numpy().swapaxes(-1, -2), end)
+    assert getattr(stand_in, name)(*tensors)[1] is None
+    assert getattr(stand_in, name)(*tensors, output_final_state=True)[1].is_contiguous()
+
+
 def test_stand_ins_refuse():
     from gdn.adapters import torch as stand_in
 
@@ -124,15 +151,18 @@ def test_stand_ins_refuse():
     g = torch.zeros(1, 3, 2)
     with pytest.raises(RuntimeError, match="v requires a gradient"):
         stand_in.chunk_gated_delta_rule(q, q, q.clone().requires_grad_(), g, g)
-    with pytest.raises(TypeError, match="g must be a CPU tensor"):
-        stand_in.chunk_gated_delta_rule(q, q, q, g.numpy(), g)
+    for bad in (g.numpy(), g.to("meta")):
+        with pytest.raises(TypeError, match="g must be a CPU tensor"):
+            stand_in.chunk_gated_delta_rule(q, q, q, bad, g)
     for bad in (q.int(), q.bool(), q.to(torch.complex64)):
         with pytest.raises(TypeError, match="^k must hold floating-point numbers"):
             stand_in.chunk_gated_delta_rule(q, bad, q, g, g)
     with pytest.raises(ValueError, match="^g"):
         stand_in.chunk_gated_delta_rule(q, q, q, g[:, :2], g)
-    for name, value in (("head_first", True), ("A_log", torch.zeros(1)), ("dt_bias", torch.ones(2)),
-                        ("lower_bound", 0.0), ("gk", g)):
+    for name, value in (("head_first", True), ("A_log", torch.zeros(1)), ("dt_bias", torch.ones(2)), ("lower_bound", 0.0),
+                        ("use_gate_in_kernel", True), ("use_beta_sigmoid_in_kernel", True), ("safe_gate", True),
+                        ("transpose_state_layout", True), ("state_v_first", True), ("gk", g), ("gv", g),
+                        ("allow_neg_eigval", True), ("reverse", True), ("ssm_state_indices", g), ("num_accepted_tokens", g)):
         with pytest.raises(ValueError, match=f"{name} is not supported"):
             stand_in.fused_recurrent_gated_delta_rule(q, q, q, g, g, **{name: value})
     stand_in.fused_recurrent_gated_delta_rule(q, q, q, g, g, head_first=False, A_log=None)
