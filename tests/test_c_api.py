@@ -134,7 +134,7 @@ DELTA_REFUSED = REFUSED | {
     "head_map missing": (lambda c: c.set(head_map=0), VALUE),
     "mode unknown": (lambda c: c.set(mode=3), VALUE),
     "mode negative": (lambda c: c.set(mode=-1), VALUE),
-    "flags unknown": (lambda c: c.set(flags=16), VALUE),
+    **{f"flag {i}": (lambda c, i=i: c.set(flags=1 << i), VALUE) for i in range(4, 32)},
     "scale NaN": (lambda c: c.set(flags=SCALE_GIVEN, scale=float("nan")), VALUE),
     "l2_eps negative": (lambda c: c.set(flags=L2NORM, l2_eps=-1), VALUE),
 }

@@ -238,6 +238,14 @@ def test_killed_while_moving_bytes(mark):
         assert ring.position(0) == 2 and ring.max_rollback(0) == 1
 
 
+def test_a_slot_of_the_dead_can_be_asked_for():
+    memory, ring = shared(2)
+    ring.acquire(0, 1)
+    slots = fields(memory)[1]
+    slots[1]["mark"], slots[1]["state"], slots[1]["owner"], slots[1]["owner_start"] = 3, 3, dead_pid(), 1
+    assert ring.acquire(5, 1) == 1 and ring.seq_ids == [5]
+
+
 def test_a_full_ring_finds_slots_of_the_dead():
     memory, ring = shared(1)
     ring.acquire(0)
