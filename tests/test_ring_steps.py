@@ -244,7 +244,7 @@ def test_sealed_bytes_that_cannot_be_are_refused(one, at, form, value):
     data = bytearray(one.ring.save(0))
     struct.pack_into(form, data, at, value)
     struct.pack_into("<I", data, 12, zlib.crc32(data[16:]))
-    with pytest.raises(ValueError, match="no intact saved sequence"):
+    with pytest.raises(ValueError, match="no intact saved sequence.*: it"):
         one.ring.load(1, data)
     assert one.ring.seq_ids == [0]
 

@@ -286,6 +286,8 @@ cdef class Ring:
             return f"it can be rolled back by {h.valid} tokens, the ring keeps {self.ring.n_rollback}"
         saved = (h.n_layers, h.H_v, h.S_k, h.S_v, h.conv_channels, h.conv_width)
         mine = (self.n_layers, self.H_v, self.S_k, self.S_v, self.conv_channels, self.conv_width)
+        if saved == mine:
+            return f"its header contradicts itself: position {h.position}, depth {h.valid}"
         return f"(n_layers, H_v, S_k, S_v, conv_channels, conv_width) are {saved} there and {mine} here"
 
     def ssm(self, layer):
