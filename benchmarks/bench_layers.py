@@ -6,7 +6,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from benchmarks import layers, peers
-from benchmarks.machine import cpu_name, levels
+from benchmarks.machine import cpu_name, level
 
 PREFILL = 512
 THREADS = (1, 2)
@@ -25,6 +25,6 @@ def test_layer(benchmark, family, n_tokens, n_threads, name):
     benchmark.group = f"layer{n_tokens}-{family}-{n_threads}"
     with threadpool_limits(n_threads, "blas"):
         theirs, ours = layers.both_calls(family, n_tokens, n_threads)
-        benchmark.extra_info.update(cpu=cpu_name(), level=levels()[-1], n_threads=n_threads, n_tokens=n_tokens)
+        benchmark.extra_info.update(cpu=cpu_name(), level=level(), n_threads=n_threads, n_tokens=n_tokens)
         benchmark.pedantic(ours if name == "gdn" else theirs, rounds=5 if n_tokens == 1 else 3, warmup_rounds=1,
                            iterations=20 if n_tokens == 1 else 1)

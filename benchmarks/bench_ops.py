@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks import ours, peers
 from benchmarks.check import check_conv, check_result
-from benchmarks.machine import cpu_name, levels
+from benchmarks.machine import cpu_name, level, levels
 from benchmarks.remote import Remote, clock
 from benchmarks.rows import PEER_BOUND, sgemm_of
 from benchmarks.shapes import QWEN, SHAPES, conv_inputs, inputs
@@ -104,7 +104,7 @@ def test_conv(benchmark, name, n_threads):
     if name == "gdn":
         call = ours.conv(x, weight, state, n_threads=n_threads)
         call.check()
-        benchmark.extra_info["level"] = GDN[-1][4:]
+        benchmark.extra_info["level"] = level()
     else:
         arguments = (x, weight, state) if name == "ggml" else (x, weight, state, int(name.endswith("last")))
         call, out, new = peers.present(name, peers.ggml_conv if name == "ggml" else peers.ort_conv, *arguments, n_threads)

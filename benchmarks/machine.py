@@ -43,6 +43,11 @@ def blas():
                      for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas")
 
 
+def level():
+    """The level that this process has loaded."""
+    return gdn.show_config("dicts")["level"]
+
+
 def description():
-    return {"cpu": cpu_name(), "cores": os.cpu_count(), "level": gdn.show_config("dicts")["level"], "system": platform.platform(),
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "level": level(), "system": platform.platform(),
             "python": platform.python_version(), "numpy": np.__version__, "blas": blas()}

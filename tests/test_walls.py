@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import Carved, assert_close, case, random_layout
 from test_conv import make
-from test_levels import LEVELS
+from test_levels import LEVELS, runs_here
 
 import gdn
 
@@ -108,10 +108,10 @@ def main():
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_nothing_beyond_an_array_is_touched(level):
+    if not runs_here(level):
+        pytest.skip(f"this machine does not run {level}")             # no installation would help: CI may skip it too
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True,
                           env={**os.environ, "GDN_LEVEL": level, "PYTHONPATH": os.pathsep.join(sys.path)})
-    if "asks for more than this machine runs" in done.stderr:
-        pytest.skip(f"this machine does not run {level}")             # no installation would help: CI may skip it too
     last = done.stdout.splitlines()[-1:]
     assert (done.returncode, last) == (0, ["done"]), done.stderr
 

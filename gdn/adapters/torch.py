@@ -29,8 +29,8 @@ def chunk_gated_delta_rule(q, k, v, g, beta, *, chunk_size=64, mode="chunked", s
     decay; key heads serve consecutive value heads.  initial_state and the final state (N, H_v, S_k, S_v) float32; with
     cu_seqlens (N + 1,), B is 1 and the sequences lie packed.  chunk_size is the caller's wish, the kernel has its own;
     others are the models' keywords that mean nothing here, but those in REFUSED are a ValueError unless false.
-    ValueError for shapes that do not fit, TypeError for tensors that are no CPU tensors, RuntimeError where a
-    gradient would be lost.
+    ValueError for shapes that do not fit, TypeError for anything but CPU tensors of floating-point numbers,
+    RuntimeError where a gradient would be lost.
     """
     for name in REFUSED:
         if others.get(name) is not None and others[name] is not False:

@@ -28,8 +28,8 @@ cdef class LayerKernels:
                      None)
         fill_inputs(&self.delta, self.delta_arrays, t.q, t.k, t.v, t.a, t.b, t.v, None)
         plan_gate_arrays(&self.decay, t.a, layer.A, layer.dt_bias, layer.lower_bound, t.a)
-        # The bounded gate at A = -1 and no bias is factor * sigmoid(b), in one pass.
-        plan_gate_arrays(&self.factor, t.b, minus_one, zero, layer.beta_factor, t.b)
+        if self.factored:         # the bounded gate at A = -1 and no bias is factor * sigmoid(b), in one pass
+            plan_gate_arrays(&self.factor, t.b, minus_one, zero, layer.beta_factor, t.b)
         plan_norm_arrays(&self.gated_norm, t.v, t.z, layer.norm, layer.norm_eps,
                          choice(ACTIVATIONS, layer.activation, "activation"), t.v)
         self.kept = [t.a, layer.A, layer.dt_bias, t.b, minus_one, zero, t.v, t.z, layer.norm]

@@ -230,7 +230,8 @@ enum { GDN_L2_FORM_SUM = 0, GDN_L2_FORM_MAX = 1 };
  * Steps.  ring_begin marks the sequences and says which rows the in-place calls read and write; ring_commit publishes
  * all of them at once.  ring_abort, or the death of the owning process (found when the sequence is next used, and by
  * ring_attach), leaves every sequence as it was; only if the step may have written the committed plane itself
- * (spare == 0 and more than n_rollback tokens, or as many from a fresh start) it is GDN_ERR_LOST from then on, until reset, loaded or released.
+ * (spare == 0 and more than n_rollback tokens, or as many from a fresh start) it is GDN_ERR_LOST from then on, until
+ * reset, loaded or released.
  * Planes that an aborted step wrote are gone: ring_max_rollback says what is left.
  *
  * Thread safety: every ring function may be called from any thread of any process on the same ring; a lock in the
