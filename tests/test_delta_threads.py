@@ -1,8 +1,7 @@
-"""Threads: the same bits for any number, concurrent callers, the GIL, forked children, the floating-point mode."""
+"""Threads: the same bits for any number, concurrent callers, the GIL, forked children."""
 
 import contextlib
 import ctypes
-import platform
 import subprocess
 import sys
 import threading
@@ -382,81 +381,3 @@ print(len(os.listdir("/proc/self/task")) - before)
 def test_no_more_threads_than_work(H, S_v, n_threads, most, n_tokens):
     started = int(python(COUNT.format(H=H, S_v=S_v, n_threads=n_threads, n_tokens=n_tokens)))
     assert started <= most
-
-
-# ---- the floating-point mode -----------------------------------------------------------------------------------
-
-def subnormals_live():
-    x = np.full(4, 1e-40, np.float32)
-    half = x * np.full(4, 0.5, np.float32)
-    return bool((half > 0).all() and (np.full(4, 1e-20, np.float32) * np.full(4, 1e-20, np.float32) > 0).all())
-
-
-MODE_PROBE = """
-#include <stdio.h>
-/* How many of n workers flush subnormals, as inputs or as results. */
-int flushing(int n)
-{
-    int count = 0;
-    #pragma omp parallel num_threads(n) reduction(+:count)
-    {
-        volatile float tiny = 1e-40f, small = 1e-20f, one = 1.0f;
-        volatile float kept = tiny * one, made = small * small;
-        count += !(kept > 0.0f) || !(made > 0.0f);
-    }
-    return count;
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def probe(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("probe")
-    (folder / "probe.c").write_text(MODE_PROBE)
-    base = ["cc", "-O1", "-shared", "-fPIC", "-o", str(folder / "probe.so"), str(folder / "probe.c")]
-    if subprocess.run([*base, "-fopenmp"], capture_output=True).returncode:
-        subprocess.run(base, check=True)          # a compiler without OpenMP built gdn serial too
-    return ctypes.CDLL(str(folder / "probe.so")).flushing
-
-
-@pytest.mark.parametrize("mode", ["recurrent", "chunked"])
-def test_the_floating_point_mode_is_left_alone(rng, mode, probe):
-    """Of the calling thread, of other Python threads, and of OpenMP's workers, also after a refused call."""
-    c = case(rng, 4, 40, 2, 2)
-    assert subnormals_live() and probe(3) == 0
-
-    def work(i=0):
-        for n_threads in (1, 3):
-            run(c, mode=mode, n_threads=n_threads)
-            assert subnormals_live() and probe(3) == 0
-            with pytest.raises(ValueError):
-                run(c, mode=mode, n_threads=n_threads, scale=float("inf"))
-            assert subnormals_live()
-
-    work()
-    together(3, work)
-    assert subnormals_live() and probe(3) == 0
-
-
-FLUSHING = """
-#include <xmmintrin.h>
-unsigned get(void) { return _mm_getcsr(); }
-void set(unsigned mode) { _mm_setcsr(mode); }
-"""
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="reads MXCSR")
-def test_a_caller_that_flushes_goes_on_flushing(rng, tmp_path):
-    """The mode is restored, not reset: rounding, masks and flush bits as the caller had them."""
-    (tmp_path / "mode.c").write_text(FLUSHING)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "mode.so"), str(tmp_path / "mode.c")], check=True)
-    mode = ctypes.CDLL(str(tmp_path / "mode.so"))
-    c = case(rng, 2, 20)
-    before = mode.get()
-    try:
-        for bits_ in (0x8040, 0x8000, 0x0040, 0):
-            mode.set(before & ~0x8040 | bits_)
-            run(c, n_threads=2)
-            assert mode.get() & 0xFFC0 == (before & ~0x8040 | bits_) & 0xFFC0
-    finally:
-        mode.set(before)
