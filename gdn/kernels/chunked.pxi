@@ -14,9 +14,6 @@ cdef inline void chunk_rows(const operands *op, int64_t i0, int64_t ld, int64_t 
     cdef vf acc[MR * NV]
     cdef int64_t n_rows = op.n - i0, i
     cdef int m, j
-    for m in range(MR):                       # the next chunk's rows, while this one computes
-        v_prefetch(v + (i0 + m + op.chunk) * v_row, nv * VL)
-        v_prefetch(out + (i0 + m + op.chunk) * out_row, nv * VL)
     # Rows behind the last token are computed from whatever lies there; nobody reads them.
     tile_clear(acc, nv)
     tile_mul(acc, op.k_in + i0 * ld, ld, 1, S, S_k, nv)
@@ -66,18 +63,3 @@ cdef inline void chunk_panel(const operands *op, int64_t ld, int64_t S_k, int64_
     for i0 from 0 <= i0 < op.n by MR:
         chunk_rows(op, i0, ld, S_k, S, v, v_row, out, out_row, X, X_end, nv)
     chunk_state(op, ld, state_rows, S, X_end, nv)
-
-
-cdef void pair_products(float *KK, float *QK, const float *k, const float *q, const float *k_transposed, int64_t ld,
-                        int64_t n) noexcept nogil:
-    """K K^T and Q K^T of a chunk, [n][PAIR_LD], for j <= i and beyond up to whole vectors.  Shared by value heads."""
-    cdef vf acc[MR * NV]
-    cdef int64_t i0, j0
-    for i0 from 0 <= i0 < n by MR:
-        for j0 from 0 <= j0 < min(n, i0 + MR) by NV * VL:
-            tile_clear(acc, NV)
-            tile_mul(acc, k + i0 * ld, ld, 1, k_transposed + j0 * ld, ld, NV)
-            tile_store(acc, KK + i0 * PAIR_LD + j0, PAIR_LD, MR, NV)
-            tile_clear(acc, NV)
-            tile_mul(acc, q + i0 * ld, ld, 1, k_transposed + j0 * ld, ld, NV)
-            tile_store(acc, QK + i0 * PAIR_LD + j0, PAIR_LD, MR, NV)

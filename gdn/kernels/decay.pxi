@@ -102,51 +102,7 @@ cdef void prepare_channels(operands *op, const channel_rows *rows, const float *
         op.e[i] = 1
         op.scale_e[i] = scale
         op.to_end[i] = 1
-        pairs_of_row(op, rows.a, q, k, i, scale, ld)
+        pairs_of_row(op.A + i * PAIR_LD, op.P + i * PAIR_LD, q, k, rows.a, i, op.beta[i], scale, ld, True)
     op.k_in = rows.k_in
     op.q_in = rows.q_in
     op.k_out = rows.k_out
-
-
-cdef enum:
-    NPAIR = 4                    # vectors of key channels whose running products stay in registers
-
-
-cdef inline void pairs_of_row(operands *op, const float *a, const float *q, const float *k, int64_t i, float scale,
-                              int64_t ld) noexcept nogil:
-    """Row i of A and P: token i against j = i down to 0, its k and q decayed one token further at every step."""
-    cdef vf kk[PAIR_LD]
-    cdef vf qk[PAIR_LD]
-    cdef int64_t c, j
-    for c from 0 <= c < ld by NPAIR * VL:
-        if c + NPAIR * VL <= ld:
-            pairs_of_channels(kk, qk, a + c, q + c, k + c, i, ld, c == 0, NPAIR)
-        else:
-            for j from c <= j < ld by VL:
-                pairs_of_channels(kk, qk, a + j, q + j, k + j, i, ld, j == 0, 1)
-    for j from 0 <= j < i + 1 by VL:
-        v_store(op.A + i * PAIR_LD + j, v_sums(kk + j) * op.beta[i])
-        v_store(op.P + i * PAIR_LD + j, v_sums(qk + j) * scale)
-
-
-cdef inline void pairs_of_channels(vf *kk, vf *qk, const float *a, const float *q, const float *k, int64_t i,
-                                   int64_t ld, bint first, const int n) noexcept nogil:
-    """kk[j], qk[j] (+)= lanewise products of token i with token j over n vectors of channels."""
-    cdef vf k_i[NPAIR]
-    cdef vf q_i[NPAIR]
-    cdef vf sum_k, sum_q
-    cdef int64_t j
-    cdef int c
-    for c in range(n):
-        k_i[c] = v_load(k + i * ld + c * VL)
-        q_i[c] = v_load(q + i * ld + c * VL)
-    for j in range(i, -1, -1):
-        sum_k = v_set(0) if first else kk[j]
-        sum_q = v_set(0) if first else qk[j]
-        for c in range(n):
-            sum_k += k_i[c] * v_load(k + j * ld + c * VL)
-            sum_q += q_i[c] * v_load(k + j * ld + c * VL)
-            k_i[c] = k_i[c] * v_load(a + j * ld + c * VL)
-            q_i[c] = q_i[c] * v_load(a + j * ld + c * VL)
-        kk[j] = sum_k
-        qk[j] = sum_q

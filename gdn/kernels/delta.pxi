@@ -4,6 +4,7 @@
 # so the last tokens whose states are kept run token by token, whatever the mode.
 
 include "tile.pxi"
+include "pairs.pxi"
 include "decay.pxi"
 include "chunked.pxi"
 include "recurrent.pxi"
@@ -66,8 +67,7 @@ cdef void run_chunked(space *sp, int64_t n_tokens) noexcept nogil:
         op.n = min(sp.job.chunk, n_tokens - t0)
         load_keys(sp, t0, op.n)
         if not sp.job.per_channel:
-            pack_transposed(sp.k_transposed, sp.k, sp.ld, op.n)
-            pair_products(sp.KK, sp.QK, sp.k, sp.q, sp.k_transposed, sp.ld, op.n)
+            pair_products(sp.KK, sp.QK, sp.q, sp.k, sp.ld, op.n)
         for m in range(sp.n_heads):
             prepare_head(sp, &op, value_head(sp, m), t0)
             chunk_head(sp, &op, m, t0)
@@ -88,11 +88,27 @@ cdef void prepare_head(space *sp, operands *op, int64_t head, int64_t t0) noexce
         prepare_scalar(op, g_scalar, sp.KK, sp.QK, sp.job.scale, sp.ld)
 
 
+cdef inline void fetch_ahead(const space *sp, int64_t m, int64_t t_first, int64_t t_stop) noexcept nogil:
+    """What value head m reads and writes at tokens [t_first, t_stop); q and k for the first head."""
+    cdef const gdn_delta_net_args *args = sp.job.args
+    cdef int64_t head = value_head(sp, m), t
+    for t in range(t_first, min(t_stop, sp.n_tokens)):
+        if m == 0:
+            v_prefetch(<const float *>row_of(sp, &args.q, sp.key_head, t), sp.job.S_k)
+            v_prefetch(<const float *>row_of(sp, &args.k, sp.key_head, t), sp.job.S_k)
+        if sp.job.per_channel:
+            v_prefetch(<const float *>row_of(sp, &args.g, head, t), sp.job.S_k)
+        v_prefetch(<const float *>columns_of(sp, &args.v, head, t), sp.n_columns)
+        v_prefetch(<const float *>columns_of(sp, &args.out, head, t), sp.n_columns)
+
+
 cdef void chunk_head(space *sp, const operands *op, int64_t m, int64_t t0) noexcept nogil:
-    """All panels of one head's chunk.  v and out are used where they lie if their rows are whole vectors."""
+    """All panels of one head's chunk.  v and out are used where they lie if their rows are whole vectors.  While a panel
+    computes, its share of the next chunk's rows is on the way."""
     cdef const gdn_tensor *v = &sp.job.args.v
     cdef const gdn_tensor *out = &sp.job.args.out
     cdef int64_t head = value_head(sp, m), i, j
+    cdef int64_t t_ahead = t0 + op.chunk, share = (op.chunk * NV * VL + sp.n_columns - 1) // sp.n_columns
     cdef bint whole = sp.n_columns % VL == 0
     cdef char *v_0 = columns_of(sp, v, head, t0)
     cdef char *out_0 = columns_of(sp, out, head, t0)
@@ -106,6 +122,8 @@ cdef void chunk_head(space *sp, const operands *op, int64_t m, int64_t t0) noexc
         for i in range(op.n):
             pack_row(sp.v + i * sp.columns_ld, v_0 + i * v.nb[2], v.nb[0], sp.n_columns, sp.columns_ld)
     for j from 0 <= j < sp.n_columns by NV * VL:
+        fetch_ahead(sp, m, t_ahead, t_ahead + share)
+        t_ahead += share
         if sp.n_columns - j > VL:
             chunk_panel(op, sp.ld, sp.job.S_k, sp.state_rows, state, v_rows + j, v_ld, out_rows + j, out_ld, sp.X,
                         sp.X_end, NV)

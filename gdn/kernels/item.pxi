@@ -21,7 +21,6 @@ cdef struct space:               # a worker's scratch, and the item it works on
     channel_rows rows
     float *q                                 # [PAIR_LD][ld]
     float *k
-    float *k_transposed
     float *KK                                # [PAIR_LD][PAIR_LD]
     float *QK
     float *whole                             # [ld]
@@ -54,7 +53,6 @@ cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept 
         sp.rows.q_in = carve(&at, PAIR_LD * sp.ld)
         sp.rows.k_out = carve(&at, PAIR_LD * sp.ld)
     else:
-        sp.k_transposed = carve(&at, PAIR_LD * sp.ld)
         sp.KK = carve(&at, PAIR_LD * PAIR_LD)
         sp.QK = carve(&at, PAIR_LD * PAIR_LD)
     sp.v = carve(&at, PAIR_LD * sp.columns_ld)
@@ -216,9 +214,6 @@ cdef void load_keys(space *sp, int64_t t0, int64_t n) noexcept nogil:
     cdef const gdn_delta_net_args *args = sp.job.args
     cdef int64_t i
     for i in range(n):
-        if t0 + i + n < sp.n_tokens:
-            v_prefetch(<const float *>row_of(sp, &args.q, sp.key_head, t0 + i + n), sp.job.S_k)
-            v_prefetch(<const float *>row_of(sp, &args.k, sp.key_head, t0 + i + n), sp.job.S_k)
         load_key(sp, sp.q + i * sp.ld, row_of(sp, &args.q, sp.key_head, t0 + i), args.q.nb[0])
         load_key(sp, sp.k + i * sp.ld, row_of(sp, &args.k, sp.key_head, t0 + i), args.k.nb[0])
 

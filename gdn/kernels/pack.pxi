@@ -163,23 +163,6 @@ cdef inline void transpose_out(char *dst, int64_t nb, const float *block) noexce
         v_store(<float *>(dst + j * nb), x[j])
 
 
-cdef void pack_transposed(float *panels, const float *rows, int64_t ld, int64_t n_rows) noexcept nogil:
-    """rows [n_rows][ld] as panels of NV * VL tokens, [ld][NV * VL] each.  Reads rows up to whole vectors of tokens:
-    the buffer has PAIR_LD of them, and products with what lies behind n_rows are never used."""
-    cdef vf x[VL]
-    cdef float *panel
-    cdef int64_t i, c
-    cdef int j
-    for i from 0 <= i < n_rows by VL:
-        panel = panels + i // (NV * VL) * (ld * NV * VL) + i % (NV * VL)
-        for c from 0 <= c < ld by VL:
-            for j in range(VL):
-                x[j] = v_load(rows + (i + j) * ld + c)
-            v_transpose(x)
-            for j in range(VL):
-                v_store(panel + (c + j) * NV * VL, x[j])
-
-
 cdef void copy_state(char *dst, const int64_t *dst_nb, const char *src, const int64_t *src_nb, int64_t S_k,
                      int64_t n_columns) noexcept nogil:
     """A head's state from caller memory to caller memory; src NULL is zeros.  dst may be src."""

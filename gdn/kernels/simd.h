@@ -14,6 +14,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, FETCH_SHARE = 4, CHUNK_MAX = 16, CHUNKED_FROM = 11 };
@@ -127,12 +130,26 @@ static inline vf v_with_lane(vf x, int64_t i, float s)
     return v_select(lanes == (int32_t)i, v_set(s), x);
 }
 
+/* The smaller, the larger of a and x; x where x is NaN. */
+#if defined(__AVX512F__)
+static inline vf v_min(vf a, vf x) { return (vf)_mm512_min_ps((__m512)a, (__m512)x); }
+static inline vf v_max(vf a, vf x) { return (vf)_mm512_max_ps((__m512)a, (__m512)x); }
+#elif defined(__AVX__)
+static inline vf v_min(vf a, vf x) { return (vf)_mm256_min_ps((__m256)a, (__m256)x); }
+static inline vf v_max(vf a, vf x) { return (vf)_mm256_max_ps((__m256)a, (__m256)x); }
+#elif defined(__SSE2__)
+static inline vf v_min(vf a, vf x) { return (vf)_mm_min_ps((__m128)a, (__m128)x); }
+static inline vf v_max(vf a, vf x) { return (vf)_mm_max_ps((__m128)a, (__m128)x); }
+#else
+static inline vf v_min(vf a, vf x) { return v_select(x > a, a, x); }
+static inline vf v_max(vf a, vf x) { return v_select(x < a, a, x); }
+#endif
+
 /* x = n ln2 + r for x cut to [low, high] (NaN stays): returns p = exp(r) - 1 and n. */
 static inline vf v_exp_core(vf x, float low, float high, vi *n)
 {
     const float magic = 12582912.0f;                       /* 1.5 * 2^23: adding it rounds to an integer */
-    x = v_select(x > high, v_set(high), x);
-    x = v_select(x < low, v_set(low), x);
+    x = v_min(v_set(high), v_max(v_set(low), x));
     vf t = x * 1.44269504088896341f + magic;
     *n = (vi)t - (vi)v_set(magic);
     vf f = t - magic;
@@ -148,12 +165,16 @@ static inline vf v_exp_core(vf x, float low, float high, vi *n)
 
 static inline vf v_power_of_2(vi n) { return (vf)((n + 127) << 23); }      /* -126 <= n <= 127 */
 
-/* x 2^n in two factors, so that results below 2^-126 and at 2^128 are reached by multiplying, with gradual underflow
- * unless the mode flushes. */
+/* x 2^n, with gradual underflow unless the mode flushes.  In two factors, so that results below 2^-126 and at 2^128 are
+ * reached by multiplying. */
 static inline vf v_times_power_of_2(vf x, vi n)
 {
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)x, _mm512_cvtepi32_ps((__m512i)n));
+#else
     vi half = n >> 1;
     return x * v_power_of_2(half) * v_power_of_2(n - half);
+#endif
 }
 
 /* exp(x), relative error below 2e-7; exp(-inf) = 0, NaN stays NaN. */
