@@ -307,8 +307,8 @@ def _():
     return p.ratio, times(p)
 
 
-def conv_over(maker, *args):
-    x, weight, state = conv_inputs(512)
+def conv_over(maker, *args, n_tokens=512):
+    x, weight, state = conv_inputs(n_tokens)
     theirs, out, new = getattr(peers, maker)(x, weight, state, *args)
     theirs()
     check_conv(x, weight, state, out, new)
@@ -322,12 +322,27 @@ def _():
     return conv_over("ggml_conv")
 
 
+@row("ggml-conv-1", "the same of one token", target=1, at_least=True)
+def _():
+    return conv_over("ggml_conv", n_tokens=1)
+
+
+def conv_over_ort(n_tokens):
+    layouts = {name: conv_over("ort_conv", last, n_tokens=n_tokens)
+               for name, last in (("channels first", 0), ("channels last", 1))}
+    name = min(layouts, key=lambda n: layouts[n][0])
+    return layouts[name][0], {**layouts[name][1], "layout": name}
+
+
 @row("ort-conv", "causal conv + SiLU over onnxruntime's CausalConvWithState, its faster layout", target=4, stretch=6,
      at_least=True)
 def _():
-    layouts = {name: conv_over("ort_conv", last) for name, last in (("channels first", 0), ("channels last", 1))}
-    name = min(layouts, key=lambda n: layouts[n][0])
-    return layouts[name][0], {**layouts[name][1], "layout": name}
+    return conv_over_ort(512)
+
+
+@row("ort-conv-1", "the same of one token", target=1, at_least=True)
+def _():
+    return conv_over_ort(1)
 
 
 # Whole layers ---------------------------------------------------------------------------------------------------------

@@ -57,19 +57,46 @@ cdef void conv_load(conv_space *sp) noexcept nogil:
     cdef const gdn_tensor *b = &sp.job.args.bias
     cdef const char *state = sp.job.rows.state_in[sp.seq]
     cdef const int64_t *nb = sp.job.rows.state_in_nb[sp.seq]
-    cdef int64_t p
-    for p in range(sp.job.width):
-        pack_row(sp.weight + p * sp.ld, <const char *>w.data + p * w.nb[0] + sp.channel * w.nb[1], w.nb[1],
-                 sp.n_channels, sp.ld)
-    for p in range(sp.job.width - 1):
-        if state != NULL:
-            pack_row(sp.history + p * sp.ld, state + p * nb[0] + sp.channel * nb[1], nb[1], sp.n_channels, sp.ld)
-        else:
-            memset(sp.history + p * sp.ld, 0, sp.ld * sizeof(float))
+    load_rows(sp, sp.weight, <const char *>w.data, w.nb, sp.job.width)
+    if state != NULL:
+        load_rows(sp, sp.history, state, nb, sp.job.width - 1)
+    else:
+        memset(sp.history, 0, (sp.job.width - 1) * sp.ld * sizeof(float))
     if b.data != NULL:
         pack_row(sp.bias, <const char *>b.data + sp.channel * b.nb[0], b.nb[0], sp.n_channels, sp.ld)
     else:
         memset(sp.bias, 0, sp.ld * sizeof(float))
+
+
+cdef void load_rows(const conv_space *sp, float *rows, const char *src, const int64_t *nb, int64_t n) noexcept nogil:
+    """n rows of this part's channels; nb: byte strides over rows and channels."""
+    cdef int64_t p
+    src += sp.channel * nb[1]
+    if interleaved(nb, n) and n == 4:
+        load_interleaved(sp, rows, <const float *>src, 4)
+    elif interleaved(nb, n):
+        load_interleaved(sp, rows, <const float *>src, 3)
+    else:
+        for p in range(n):
+            pack_row(rows + p * sp.ld, src + p * nb[0], nb[1], sp.n_channels, sp.ld)
+
+
+cdef inline bint interleaved(const int64_t *nb, int64_t n) noexcept nogil:
+    """Whether every channel's n numbers lie side by side, for the n that have code of their own (width 4)."""
+    return (n == 3 or n == 4) and nb[0] == 4 and nb[1] == 4 * n
+
+
+cdef inline void load_interleaved(const conv_space *sp, float *rows, const float *src, const int n) noexcept nogil:
+    cdef vf block[4]
+    cdef int64_t c = 0
+    cdef int p
+    while c + VL <= sp.n_channels:
+        v_load_interleaved(block, src + n * c, n)
+        for p in range(n):
+            v_store(rows + p * sp.ld + c, block[p])
+        c += VL
+    for p in range(n):
+        pack_row(rows + p * sp.ld + c, <const char *>(src + n * c + p), 4 * n, sp.n_channels - c, sp.ld - c)
 
 
 cdef inline char *token_at(const conv_space *sp, const gdn_tensor *x, int64_t t) noexcept nogil:
@@ -77,24 +104,50 @@ cdef inline char *token_at(const conv_space *sp, const gdn_tensor *x, int64_t t)
     return <char *>x.data + sp.channel * x.nb[0] + (sp.start + t) * x.nb[1] + sp.batch * x.nb[2]
 
 
+cdef inline const char *input_at(const conv_space *sp, int64_t t, int64_t *nb) noexcept nogil:
+    """This part's channels of token t, t < 0: a carried one; nb: bytes between them."""
+    nb[0] = 4 if t < 0 else sp.job.args.x.nb[0]
+    return <const char *>(sp.history + (t + sp.job.width - 1) * sp.ld) if t < 0 else token_at(sp, &sp.job.args.x, t)
+
+
 cdef void conv_keep(const conv_space *sp) noexcept nogil:
     """Slot s: the last width - 1 inputs as of s tokens before the end."""
-    cdef const gdn_tensor *x = &sp.job.args.x
     cdef const int64_t *nb = sp.job.args.state_out.nb
-    cdef int64_t slot, p, t, c
+    cdef int64_t n = sp.job.width - 1, slot, first, p, c, src_nb
     cdef char *row
     cdef const char *src
-    cdef int64_t src_nb
     for slot in range(sp.job.n_slots):
         row = sp.job.rows.state_out[sp.seq * sp.job.n_slots + slot]
         if row == NULL:
             continue
-        for p in range(sp.job.width - 1):
-            t = sp.n_tokens - slot - (sp.job.width - 1) + p
-            src = <const char *>(sp.history + (t + sp.job.width - 1) * sp.ld) if t < 0 else token_at(sp, x, t)
-            src_nb = 4 if t < 0 else x.nb[0]
+        row += sp.channel * nb[1]
+        first = sp.n_tokens - slot - n
+        if n == 3 and interleaved(nb, n) and sp.job.args.x.nb[0] == 4:
+            keep_interleaved(sp, <float *>row, first, 3)
+            continue
+        for p in range(n):
+            src = input_at(sp, first + p, &src_nb)
             for c in range(sp.n_channels):
-                (<float *>(row + p * nb[0] + (sp.channel + c) * nb[1]))[0] = at(src + c * src_nb)
+                (<float *>(row + p * nb[0] + c * nb[1]))[0] = at(src + c * src_nb)
+
+
+cdef inline void keep_interleaved(const conv_space *sp, float *row, int64_t first, const int n) noexcept nogil:
+    """n inputs from the first on, each channel's side by side."""
+    cdef const float *x[4]
+    cdef vf block[4]
+    cdef int64_t c = 0, nb
+    cdef int p
+    for p in range(n):
+        x[p] = <const float *>input_at(sp, first + p, &nb)
+    while c + VL <= sp.n_channels:
+        for p in range(n):
+            block[p] = v_load(x[p] + c)
+        v_store_interleaved(row + n * c, block, n)
+        c += VL
+    while c < sp.n_channels:
+        for p in range(n):
+            row[n * c + p] = x[p][c]
+        c += 1
 
 
 cdef void conv_run(conv_space *sp) noexcept nogil:

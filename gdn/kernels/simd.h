@@ -252,10 +252,43 @@ static inline vf v_softplus(vf x)
 #define V_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define V_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
+#define V_SHUFFLE_BY(a, b, from) __builtin_shuffle(a, b, from)
 #endif
 
 static inline vf v_interleave_lo(vf a, vf b) { return V_SHUFFLE(a, b, V_LO); }
 static inline vf v_interleave_hi(vf a, vf b) { return V_SHUFFLE(a, b, V_HI); }
+
+/* n vectors interleaved at p: x[0][0], x[1][0], ... x[n-1][0], x[0][1], ...  n is a constant. */
+static inline void v_load_interleaved(vf *x, const float *p, const int n)
+{
+    GDN_UNROLL
+    for (int i = 0; i < n; i++) {
+        x[i] = v_load(p);
+        GDN_UNROLL
+        for (int j = 0; j < n; j++) {
+            vi from;
+            for (int l = 0; l < VL; l++)
+                from[l] = (n * l + i) / VL == j ? VL + (n * l + i) % VL : l;
+            x[i] = V_SHUFFLE_BY(x[i], v_load(p + j * VL), from);
+        }
+    }
+}
+
+static inline void v_store_interleaved(float *p, const vf *x, const int n)
+{
+    GDN_UNROLL
+    for (int j = 0; j < n; j++) {
+        vf y = x[0];
+        GDN_UNROLL
+        for (int i = 0; i < n; i++) {
+            vi from;
+            for (int l = 0; l < VL; l++)
+                from[l] = (j * VL + l) % n == i ? VL + (j * VL + l) / n : l;
+            y = V_SHUFFLE_BY(y, x[i], from);
+        }
+        v_store(p + j * VL, y);
+    }
+}
 
 /* A VL x VL block transposed in registers: log2(VL) rounds of interleaving. */
 static inline void v_transpose(vf x[VL])

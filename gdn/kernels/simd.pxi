@@ -15,6 +15,8 @@ cdef extern from "simd.h" nogil:
         PAIR_NV
     vf v_load(const float *p)
     vf v_load_ordered(const float *p)
+    void v_load_interleaved(vf *x, const float *p, const int n)
+    void v_store_interleaved(float *p, const vf *x, const int n)
     void v_store(float *p, vf x)
     vf v_set(float s)
     vf v_load_head(const float *p, int64_t n)
