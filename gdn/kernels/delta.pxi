@@ -89,17 +89,22 @@ cdef void prepare_head(space *sp, operands *op, int64_t head, int64_t t0) noexce
 
 
 cdef inline void fetch_ahead(const space *sp, int64_t m, int64_t t_first, int64_t t_stop) noexcept nogil:
-    """What value head m reads and writes at tokens [t_first, t_stop); q and k for the first head."""
+    """What value head m reads and writes at tokens [t_first, t_stop), towards the cache; q and k with the first head."""
     cdef const gdn_delta_net_args *args = sp.job.args
-    cdef int64_t head = value_head(sp, m), t
-    for t in range(t_first, min(t_stop, sp.n_tokens)):
-        if m == 0:
-            v_prefetch(<const float *>row_of(sp, &args.q, sp.key_head, t), sp.job.S_k)
-            v_prefetch(<const float *>row_of(sp, &args.k, sp.key_head, t), sp.job.S_k)
-        if sp.job.per_channel:
-            v_prefetch(<const float *>row_of(sp, &args.g, head, t), sp.job.S_k)
-        v_prefetch(<const float *>columns_of(sp, &args.v, head, t), sp.n_columns)
-        v_prefetch(<const float *>columns_of(sp, &args.out, head, t), sp.n_columns)
+    cdef int64_t head = value_head(sp, m), n = min(t_stop, sp.n_tokens) - t_first
+    if m == 0:
+        fetch_rows(row_of(sp, &args.q, sp.key_head, t_first), args.q.nb[2], n, sp.job.S_k)
+        fetch_rows(row_of(sp, &args.k, sp.key_head, t_first), args.k.nb[2], n, sp.job.S_k)
+    if sp.job.per_channel:
+        fetch_rows(row_of(sp, &args.g, head, t_first), args.g.nb[2], n, sp.job.S_k)
+    fetch_rows(columns_of(sp, &args.v, head, t_first), args.v.nb[2], n, sp.n_columns)
+    fetch_rows(columns_of(sp, &args.out, head, t_first), args.out.nb[2], n, sp.n_columns)
+
+
+cdef inline void fetch_rows(const char *row, int64_t nb, int64_t n_rows, int64_t n) noexcept nogil:
+    cdef int64_t i
+    for i in range(n_rows):
+        v_prefetch(<const float *>(row + i * nb), n)
 
 
 cdef void chunk_head(space *sp, const operands *op, int64_t m, int64_t t0) noexcept nogil:

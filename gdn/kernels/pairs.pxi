@@ -23,9 +23,12 @@ cdef inline void pairs_of_row(float *KK_i, float *QK_i, const float *q, const fl
     for c from 0 <= c < ld by NPAIR * VL:
         if c + NPAIR * VL <= ld:
             pairs_of_channels(kk, qk, q + c, k + c, a + c, i, ld, c == 0, NPAIR, decayed)
+        elif c + 3 * VL == ld:
+            pairs_of_channels(kk, qk, q + c, k + c, a + c, i, ld, c == 0, 3, decayed)
+        elif c + 2 * VL == ld:
+            pairs_of_channels(kk, qk, q + c, k + c, a + c, i, ld, c == 0, 2, decayed)
         else:
-            for j from c <= j < ld by VL:
-                pairs_of_channels(kk, qk, q + j, k + j, a + j, i, ld, j == 0, 1, decayed)
+            pairs_of_channels(kk, qk, q + c, k + c, a + c, i, ld, c == 0, 1, decayed)
     for j from 0 <= j < i + 1 by VL:
         v_store(KK_i + j, v_sums(kk + j) * scale_k)
         v_store(QK_i + j, v_sums(qk + j) * scale_q)

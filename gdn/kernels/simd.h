@@ -252,11 +252,22 @@ static inline vf v_softplus(vf x)
 #define V_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define V_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
-#define V_SHUFFLE_BY(a, b, from) __builtin_shuffle(a, b, from)
 #endif
 
 static inline vf v_interleave_lo(vf a, vf b) { return V_SHUFFLE(a, b, V_LO); }
 static inline vf v_interleave_hi(vf a, vf b) { return V_SHUFFLE(a, b, V_HI); }
+
+/* Lane l is lane from[l] of a, then b; for a constant `from`. */
+static inline vf v_shuffle(vf a, vf b, vi from)
+{
+#if defined(__clang__)
+    vf y;
+    for (int l = 0; l < VL; l++) y[l] = from[l] < VL ? a[from[l]] : b[from[l] - VL];
+    return y;
+#else
+    return __builtin_shuffle(a, b, from);
+#endif
+}
 
 /* n vectors interleaved at p: x[0][0], x[1][0], ... x[n-1][0], x[0][1], ...  n is a constant. */
 static inline void v_load_interleaved(vf *x, const float *p, const int n)
@@ -269,7 +280,7 @@ static inline void v_load_interleaved(vf *x, const float *p, const int n)
             vi from;
             for (int l = 0; l < VL; l++)
                 from[l] = (n * l + i) / VL == j ? VL + (n * l + i) % VL : l;
-            x[i] = V_SHUFFLE_BY(x[i], v_load(p + j * VL), from);
+            x[i] = v_shuffle(x[i], v_load(p + j * VL), from);
         }
     }
 }
@@ -284,7 +295,7 @@ static inline void v_store_interleaved(float *p, const vf *x, const int n)
             vi from;
             for (int l = 0; l < VL; l++)
                 from[l] = (j * VL + l) % n == i ? VL + (j * VL + l) / n : l;
-            y = V_SHUFFLE_BY(y, x[i], from);
+            y = v_shuffle(y, x[i], from);
         }
         v_store(p + j * VL, y);
     }
