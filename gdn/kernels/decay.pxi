@@ -5,12 +5,19 @@
 # Decays between tokens are running products of exp(g_t); nothing is ever exp of a difference.
 
 
+cdef struct gated_rows:          # scratch; the per-channel gate alone has the last two
+    float *k_in                  # blocks
+    float *q_in
+    float *k_out                 # [CHUNK_MAX][ld]
+    float *a                     # [CHUNK_MAX][ld] exp(g)
+
+
 cdef struct operands:
     int64_t n                    # tokens of this chunk
-    int64_t chunk                # tokens to the next one
-    const float *k_in            # [n][ld] rows that meet the initial state: K, or e * K per channel
+    int64_t S_k, ld, state_rows  # keys, and padded: in rows here, in the state
+    const float *k_in            # blocks (tile.pxi) of rows that meet the initial state: K, or e * K per channel
     const float *q_in            # likewise for Q
-    const float *k_out           # rows that build the final state: K, or Gamma[C] * K per channel
+    const float *k_out           # [n][ld] rows that build the final state: K, or Gamma[C] * K per channel
     float e[CHUNK_MAX]           # e_i = decay of tokens 1..i of the chunk; 1 where k_in has it already
     float scale_e[CHUNK_MAX]     # scale * e_i
     float to_end[CHUNK_MAX]      # decay of tokens i+1..C; 1 where k_out has it already
@@ -19,6 +26,8 @@ cdef struct operands:
     float P[CHUNK_MAX * PAIR_LD]     # scale (q_i k_j Gamma_ij), defined for j <= i
     float *whole                 # [ld] decay of the whole chunk per key, as whole + part (recurrent.pxi)
     float *part
+    float *X                     # [CHUNK_MAX][NV * VL] a panel's solution, and the same times to_end
+    float *X_end
 
 
 cdef inline void exp_row(float *y, const float *x) noexcept nogil:
@@ -28,8 +37,7 @@ cdef inline void exp_row(float *y, const float *x) noexcept nogil:
         v_store(y + i, v_exp(v_load(x + i)))
 
 
-cdef void prepare_scalar(operands *op, const float *g, const float *KK, const float *QK, float scale,
-                         int64_t ld) noexcept nogil:
+cdef void prepare_scalar(operands *op, const float *g, const float *KK, const float *QK, float scale) noexcept nogil:
     """Scalar gate.  g [PAIR_LD], zero behind n; KK, QK [n][PAIR_LD] the products K K^T, Q K^T (j <= i)."""
     cdef float a[PAIR_LD]
     cdef float before[PAIR_LD]
@@ -51,7 +59,7 @@ cdef void prepare_scalar(operands *op, const float *g, const float *KK, const fl
     exp_row(a, g)
     exp_row(before, before)
     exp_row(after, after)
-    for i from 0 <= i < ld by VL:
+    for i from 0 <= i < op.ld by VL:
         v_store(op.whole + i, whole)
         v_store(op.part + i, part)
     for j in range(PAIR_NV):
@@ -66,17 +74,10 @@ cdef void prepare_scalar(operands *op, const float *g, const float *KK, const fl
             v_store(op.P + i * PAIR_LD + j * VL, v_load(QK + i * PAIR_LD + j * VL) * gamma[j] * scale)
 
 
-cdef struct channel_rows:        # scratch of the per-channel gate, [CHUNK_MAX][ld] each
-    float *a                     # exp(g)
-    float *k_in
-    float *q_in
-    float *k_out
-
-
-cdef void prepare_channels(operands *op, const channel_rows *rows, const float *q, const float *k, float scale,
-                           int64_t ld) noexcept nogil:
+cdef void prepare_channels(operands *op, const gated_rows *rows, const float *q, const float *k,
+                           float scale) noexcept nogil:
     """Per-channel gate.  rows.a holds g [n][ld] on entry and exp(g) on return; q, k [n][ld]."""
-    cdef int64_t c, i, at_i
+    cdef int64_t ld = op.ld, c, i, at_i
     cdef vf e, total, g, whole, part
     for c from 0 <= c < ld by VL:
         e = v_set(1)
@@ -88,8 +89,8 @@ cdef void prepare_channels(operands *op, const channel_rows *rows, const float *
             g = v_exp(g)
             v_store(rows.a + at_i, g)
             e = e * g
-            v_store(rows.k_in + at_i, e * v_load(k + at_i))
-            v_store(rows.q_in + at_i, e * v_load(q + at_i))
+            v_store(block_vector(rows.k_in, i, c, ld), e * v_load(k + at_i))
+            v_store(block_vector(rows.q_in, i, c, ld), e * v_load(q + at_i))
         v_exp_whole_part(total, &whole, &part)
         v_store(op.whole + c, whole)
         v_store(op.part + c, part)
@@ -103,6 +104,3 @@ cdef void prepare_channels(operands *op, const channel_rows *rows, const float *
         op.scale_e[i] = scale
         op.to_end[i] = 1
         pairs_of_row(op.A + i * PAIR_LD, op.P + i * PAIR_LD, q, k, rows.a, i, op.beta[i], scale, ld, True)
-    op.k_in = rows.k_in
-    op.q_in = rows.q_in
-    op.k_out = rows.k_out

@@ -60,13 +60,22 @@ cdef void delta_item(const void *job, int64_t item, void *scratch) noexcept nogi
 cdef void run_chunked(space *sp, int64_t n_tokens) noexcept nogil:
     cdef operands op
     cdef int64_t t0, m
-    op.chunk = sp.job.chunk
+    op.S_k = sp.job.S_k
+    op.ld = sp.ld
+    op.state_rows = sp.state_rows
+    op.k_in = sp.rows.k_in
+    op.q_in = sp.rows.q_in
+    op.k_out = sp.rows.k_out if sp.job.per_channel else sp.k
     op.whole = sp.whole
     op.part = sp.part
+    op.X = sp.X
+    op.X_end = sp.X_end
     for t0 from 0 <= t0 < n_tokens by sp.job.chunk:
         op.n = min(sp.job.chunk, n_tokens - t0)
         load_keys(sp, t0, op.n)
         if not sp.job.per_channel:
+            pack_blocks(sp.rows.k_in, sp.k, op.n, sp.ld)
+            pack_blocks(sp.rows.q_in, sp.q, op.n, sp.ld)
             pair_products(sp.KK, sp.QK, sp.q, sp.k, sp.ld, op.n)
         for m in range(sp.n_heads):
             prepare_head(sp, &op, value_head(sp, m), t0)
@@ -81,11 +90,9 @@ cdef void prepare_head(space *sp, operands *op, int64_t head, int64_t t0) noexce
     if sp.job.per_channel:
         for i in range(op.n):
             pack_row(sp.rows.a + i * sp.ld, row_of(sp, g, head, t0 + i), g.nb[0], sp.job.S_k, sp.ld)
-        prepare_channels(op, &sp.rows, sp.q, sp.k, sp.job.scale, sp.ld)
+        prepare_channels(op, &sp.rows, sp.q, sp.k, sp.job.scale)
     else:
-        op.k_in = op.k_out = sp.k
-        op.q_in = sp.q
-        prepare_scalar(op, g_scalar, sp.KK, sp.QK, sp.job.scale, sp.ld)
+        prepare_scalar(op, g_scalar, sp.KK, sp.QK, sp.job.scale)
 
 
 cdef inline void fetch_ahead(const space *sp, int64_t m, int64_t t_first, int64_t t_stop) noexcept nogil:
@@ -113,7 +120,7 @@ cdef void chunk_head(space *sp, const operands *op, int64_t m, int64_t t0) noexc
     cdef const gdn_tensor *v = &sp.job.args.v
     cdef const gdn_tensor *out = &sp.job.args.out
     cdef int64_t head = value_head(sp, m), i, j
-    cdef int64_t t_ahead = t0 + op.chunk, share = (op.chunk * NV * VL + sp.n_columns - 1) // sp.n_columns
+    cdef int64_t t_ahead = t0 + sp.job.chunk, share = (sp.job.chunk * NV * VL + sp.n_columns - 1) // sp.n_columns
     cdef bint whole = sp.n_columns % VL == 0
     cdef char *v_0 = columns_of(sp, v, head, t0)
     cdef char *out_0 = columns_of(sp, out, head, t0)
@@ -130,11 +137,9 @@ cdef void chunk_head(space *sp, const operands *op, int64_t m, int64_t t0) noexc
         fetch_ahead(sp, m, t_ahead, t_ahead + share)
         t_ahead += share
         if sp.n_columns - j > VL:
-            chunk_panel(op, sp.ld, sp.job.S_k, sp.state_rows, state, v_rows + j, v_ld, out_rows + j, out_ld, sp.X,
-                        sp.X_end, NV)
+            chunk_panel_wide(op, state, v_rows + j, v_ld, out_rows + j, out_ld)
         else:
-            chunk_panel(op, sp.ld, sp.job.S_k, sp.state_rows, state, v_rows + j, v_ld, out_rows + j, out_ld, sp.X,
-                        sp.X_end, 1)
+            chunk_panel_narrow(op, state, v_rows + j, v_ld, out_rows + j, out_ld)
         state += sp.state_rows * NV * VL
     if not direct_out:
         for i in range(op.n):

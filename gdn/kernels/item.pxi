@@ -18,7 +18,7 @@ cdef struct space:               # a worker's scratch, and the item it works on
     int64_t batch, start, n_tokens           # where the sequence's tokens lie
     int64_t column, n_columns                # this part's columns of every head
     int64_t ld, state_rows, columns_ld, state_size       # padded extents, floats
-    channel_rows rows
+    gated_rows rows
     float *q                                 # [PAIR_LD][ld]
     float *k
     float *KK                                # [PAIR_LD][PAIR_LD]
@@ -47,10 +47,10 @@ cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept 
     sp.k = carve(&at, PAIR_LD * sp.ld)
     sp.whole = carve(&at, sp.ld)
     sp.part = carve(&at, sp.ld)
+    sp.rows.k_in = carve(&at, PAIR_LD * sp.ld)
+    sp.rows.q_in = carve(&at, PAIR_LD * sp.ld)
     if job.per_channel:
         sp.rows.a = carve(&at, PAIR_LD * sp.ld)
-        sp.rows.k_in = carve(&at, PAIR_LD * sp.ld)
-        sp.rows.q_in = carve(&at, PAIR_LD * sp.ld)
         sp.rows.k_out = carve(&at, PAIR_LD * sp.ld)
     else:
         sp.KK = carve(&at, PAIR_LD * PAIR_LD)

@@ -24,6 +24,17 @@ cdef inline void tile_mul(vf *acc, const float *a, int64_t a_row, int64_t a_k, c
                 acc[m * NV + j] += a[m * a_row + k * a_k] * v_load(b + k * NV * VL + j * VL)
 
 
+cdef inline void tile_mul_block(vf *acc, const float *a, const float *b, int64_t n_k, const int nv) noexcept nogil:
+    """acc += A B, A's rows a block (block_vector)."""
+    cdef int64_t c, k
+    cdef int m, j
+    for c from 0 <= c < n_k by VL:
+        for k in range(min(<int64_t>VL, n_k - c)):
+            for m in range(MR):
+                for j in range(nv):
+                    acc[m * NV + j] += a[c * MR + m * VL + k] * v_load(b + (c + k) * NV * VL + j * VL)
+
+
 cdef inline void tile_mul_sub(vf *acc, const float *a, int64_t a_row, const float *b, int64_t n_k,
                               const int nv) noexcept nogil:
     """acc -= A B, A's rows contiguous."""
@@ -65,3 +76,19 @@ cdef inline void tile_store(const vf *acc, float *x, int64_t x_row, int64_t n_ro
         for m in range(n_rows):
             for j in range(nv):
                 v_store(x + m * x_row + j * VL, acc[m * NV + j])
+
+
+# Rows that meet the whole state lie in blocks of MR rows, [block][vector of columns][row][VL]: within a block every row
+# is a constant offset away, while MR multiples of a stride would not fit into the integer registers.
+
+cdef inline float *block_vector(float *blocks, int64_t i, int64_t c, int64_t ld) noexcept nogil:
+    """Columns [c, c + VL) of row i of rows of ld floats."""
+    return blocks + i // MR * (MR * ld) + c * MR + i % MR * VL
+
+
+cdef void pack_blocks(float *blocks, const float *rows, int64_t n, int64_t ld) noexcept nogil:
+    """rows [n][ld] as blocks."""
+    cdef int64_t i, c
+    for i in range(n):
+        for c from 0 <= c < ld by VL:
+            v_store(block_vector(blocks, i, c, ld), v_load(rows + i * ld + c))
