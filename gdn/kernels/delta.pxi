@@ -17,10 +17,9 @@ cdef size_t delta_scratch(const gdn_delta_job *job) noexcept nogil:
 
 
 cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
-    """How a checked call runs on this level: chunk length, where recurrent turns into chunked, heads to an item.  A state
+    """How a checked call runs on this level: where recurrent turns into chunked, heads to an item.  A state
     of one key channel never runs chunked: where all keys are one direction, a chunk's sums cancel to the few numbers
     there are, and its products cost more than they save."""
-    job.chunk = CHUNK_MAX
     if job.args.mode == GDN_MODE_RECURRENT or job.S_k == 1:
         job.chunked_from = INT64_MAX
     elif job.args.mode == GDN_MODE_CHUNKED:
@@ -70,8 +69,8 @@ cdef void run_chunked(space *sp, int64_t n_tokens) noexcept nogil:
     op.part = sp.part
     op.X = sp.X
     op.X_end = sp.X_end
-    for t0 from 0 <= t0 < n_tokens by sp.job.chunk:
-        op.n = min(sp.job.chunk, n_tokens - t0)
+    for t0 from 0 <= t0 < n_tokens by CHUNK_MAX:
+        op.n = min(<int64_t>CHUNK_MAX, n_tokens - t0)
         load_keys(sp, t0, op.n)
         if not sp.job.per_channel:
             pack_blocks(sp.rows.k_in, sp.k, op.n, sp.ld)
@@ -120,7 +119,7 @@ cdef void chunk_head(space *sp, const operands *op, int64_t m, int64_t t0) noexc
     cdef const gdn_tensor *v = &sp.job.args.v
     cdef const gdn_tensor *out = &sp.job.args.out
     cdef int64_t head = value_head(sp, m), i, j
-    cdef int64_t t_ahead = t0 + sp.job.chunk, share = (sp.job.chunk * NV * VL + sp.n_columns - 1) // sp.n_columns
+    cdef int64_t t_ahead = t0 + CHUNK_MAX, share = (CHUNK_MAX * NV * VL + sp.n_columns - 1) // sp.n_columns
     cdef bint whole = sp.n_columns % VL == 0
     cdef char *v_0 = columns_of(sp, v, head, t0)
     cdef char *out_0 = columns_of(sp, out, head, t0)

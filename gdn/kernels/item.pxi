@@ -19,15 +19,15 @@ cdef struct space:               # a worker's scratch, and the item it works on
     int64_t column, n_columns                # this part's columns of every head
     int64_t ld, state_rows, columns_ld, state_size       # padded extents, floats
     gated_rows rows
-    float *q                                 # [PAIR_LD][ld]
+    float *q                                 # [CHUNK_MAX][ld]
     float *k
-    float *KK                                # [PAIR_LD][PAIR_LD]
+    float *KK                                # [CHUNK_MAX][PAIR_LD]
     float *QK
     float *whole                             # [ld]
     float *part
-    float *v                                 # [PAIR_LD][columns_ld]
+    float *v                                 # [CHUNK_MAX][columns_ld]
     float *out
-    float *X                                 # [PAIR_LD][NV * VL]
+    float *X                                 # [CHUNK_MAX][NV * VL]
     float *X_end
     float *states                            # [n_heads][state_size]
     token tokens[TOKENS]
@@ -43,22 +43,22 @@ cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept 
     sp.ld = round_up(sp.state_rows, VL)
     sp.columns_ld = round_up(job.part_columns, NV * VL)
     sp.state_size = sp.state_rows * sp.columns_ld
-    sp.q = carve(&at, PAIR_LD * sp.ld)
-    sp.k = carve(&at, PAIR_LD * sp.ld)
+    sp.q = carve(&at, CHUNK_MAX * sp.ld)
+    sp.k = carve(&at, CHUNK_MAX * sp.ld)
     sp.whole = carve(&at, sp.ld)
     sp.part = carve(&at, sp.ld)
-    sp.rows.k_in = carve(&at, PAIR_LD * sp.ld)
-    sp.rows.q_in = carve(&at, PAIR_LD * sp.ld)
+    sp.rows.k_in = carve(&at, CHUNK_MAX * sp.ld)
+    sp.rows.q_in = carve(&at, CHUNK_MAX * sp.ld)
     if job.per_channel:
-        sp.rows.a = carve(&at, PAIR_LD * sp.ld)
-        sp.rows.k_out = carve(&at, PAIR_LD * sp.ld)
+        sp.rows.a = carve(&at, CHUNK_MAX * sp.ld)
+        sp.rows.k_out = carve(&at, CHUNK_MAX * sp.ld)
     else:
-        sp.KK = carve(&at, PAIR_LD * PAIR_LD)
-        sp.QK = carve(&at, PAIR_LD * PAIR_LD)
-    sp.v = carve(&at, PAIR_LD * sp.columns_ld)
-    sp.out = carve(&at, PAIR_LD * sp.columns_ld)
-    sp.X = carve(&at, PAIR_LD * NV * VL)
-    sp.X_end = carve(&at, PAIR_LD * NV * VL)
+        sp.KK = carve(&at, CHUNK_MAX * PAIR_LD)
+        sp.QK = carve(&at, CHUNK_MAX * PAIR_LD)
+    sp.v = carve(&at, CHUNK_MAX * sp.columns_ld)
+    sp.out = carve(&at, CHUNK_MAX * sp.columns_ld)
+    sp.X = carve(&at, CHUNK_MAX * NV * VL)
+    sp.X_end = carve(&at, CHUNK_MAX * NV * VL)
     # Arrays read side by side need a gap: where one ends as the next begins, the prefetchers run on from one into the
     # other instead of ahead in the state.
     for t in range(TOKENS):

@@ -25,8 +25,6 @@ typedef struct gdn_delta_job {
     int     single_tokens;            /* at most one token a sequence on average */
     float   scale;
     int64_t chunked_from;             /* sequences of at least this many tokens run chunked */
-    int64_t chunk;                    /* tokens a chunk: CHUNK_MAX, but of a constant GCC makes code that is slower by
-                                         3 to 10 per cent */
     int64_t part_unit;                /* parts are multiples of this many columns */
     int64_t n_groups;
     int64_t n_parts, part_columns;    /* columns are split only when heads and sequences are fewer than threads */
@@ -61,7 +59,7 @@ typedef void (*gdn_item_fn)(const void *job, int64_t item, void *scratch);
 typedef struct gdn_level {
     const char *name;
     int         vl;                                   /* float lanes of a vector */
-    void      (*delta_plan)(gdn_delta_job *job);            /* fills chunked_from, chunk, part_unit, n_groups */
+    void      (*delta_plan)(gdn_delta_job *job);            /* fills chunked_from, part_unit, n_groups */
     size_t    (*delta_scratch)(const gdn_delta_job *job);   /* bytes a worker needs, 64-byte aligned */
     size_t    (*conv_scratch)(const gdn_conv_job *job);
     gdn_item_fn delta, conv, l2_norm, rms_norm_gated, decay_gate, solve_tri;

@@ -15,7 +15,7 @@ cdef extern from "level.h" nogil:
         int per_channel
         int tiled, single_tokens
         float scale
-        int64_t chunked_from, chunk, part_unit, n_groups
+        int64_t chunked_from, part_unit, n_groups
         int64_t n_parts, part_columns
         gdn_state_rows rows
     ctypedef struct gdn_conv_job:

@@ -7,7 +7,8 @@
  * HELD_MAX   vectors of a state's row that a step keeps in registers, k and q with them, where that does not spill
  * FETCH_SHARE  1 / FETCH_SHARE of the next state is fetched while one is updated along its value index (recurrent.pxi)
  * CHUNKED_FROM  tokens from which mode auto runs chunked: where the two cross, alike for both gates
- * CHUNK_MAX  tokens of a chunk, a multiple of MR;  PAIR_LD floats of a row of chunk x chunk matrices */
+ * CHUNK_MAX  tokens of a chunk, a multiple of MR;  PAIR_LD floats of a row of chunk x chunk matrices, a
+ * power of 2;  PAIR_NV vectors of it that hold a chunk */
 #ifndef GDN_SIMD_H
 #define GDN_SIMD_H
 
@@ -29,7 +30,7 @@ enum { VL = 4, MR = 6, NV = 2, NC = 4, HELD_MAX = 1, FETCH_SHARE = 1, CHUNK_MAX 
 #define GDN_LEVEL_NAME "base"
 #endif
 
-enum { PAIR_LD = 32, PAIR_NV = PAIR_LD / VL };
+enum { PAIR_LD = CHUNK_MAX > 16 ? 32 : 16, PAIR_NV = (CHUNK_MAX + VL - 1) / VL };
 
 #if defined(__AVX512F__)
 #define GDN_VECTOR_BYTES 64
@@ -318,14 +319,17 @@ static inline void v_transpose(vf x[VL])
 }
 
 /* Lane i of the result is the sum of the lanes of x[i]: adding while transposing, about 3 operations a sum. */
-static inline vf v_sums(vf x[VL])
+static inline vf v_sums(const vf *x)
 {
+    vf y[VL];
+    GDN_UNROLL
+    for (int i = 0; i < VL; i++) y[i] = v_load_ordered((const float *)(x + i));
     GDN_UNROLL
     for (int n = VL / 2; n > 0; n /= 2)
         GDN_UNROLL
         for (int i = 0; i < n; i++)
-            x[i] = v_interleave_lo(x[i], x[i + n]) + v_interleave_hi(x[i], x[i + n]);
-    return x[0];
+            y[i] = v_interleave_lo(y[i], y[i + n]) + v_interleave_hi(y[i], y[i + n]);
+    return y[0];
 }
 
 /* n floats at p, towards the second-level cache; any address is harmless. */
