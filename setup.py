@@ -15,8 +15,10 @@ DEBUG = os.environ.get("GDN_DEBUG") == "1"          # boundscheck and asserts, f
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
 # A level's functions are what the source says: `cdef inline` is inlined, anything else a function of its own, so that none
-# changes another's registers; and tiles become registers only when every loop over them is unrolled.
-KERNEL_FLAGS = ["-fno-inline-functions-called-once", "--param=max-completely-peeled-insns=1000"]
+# changes another's registers; and tiles become registers only when every loop over them, 8 rows at most, is unrolled,
+# while those over a chunk's tokens are not.
+KERNEL_FLAGS = ["-fno-inline-functions-called-once", "--param=max-completely-peeled-insns=1000",
+                "--param=max-completely-peel-times=8"]
 MODULES = ("_tensor", "_core", "_ring")
 HEADERS = [str(path) for path in (*Path("gdn/include").glob("*.h"), *Path("gdn/kernels").glob("*.h"))]
 BUILD = "build/debug/cython" if DEBUG else "build/cython"     # generated C stays out of the package

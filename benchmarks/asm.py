@@ -3,7 +3,8 @@
     python benchmarks/asm.py [--all] [MODULE.so ...]
 
 An innermost loop with at least HOT multiply-adds on whole vectors is a hot loop.  A vector stored to the stack inside
-one is a spill: exit status 1.  Reads of the stack alone (a constant or a pointer kept there) are shown, not refused, and
+one is a spill, and a tile of a chunk's panel that is kept on the stack, because a loop over it was not unrolled, is
+worse: exit status 1.  Reads of the stack alone (a constant or a pointer kept there) are shown, not refused, and
 neither is a store to an array: where a row's last lanes are gathered and scattered one by one.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "gdn"
 VECTOR = {"base": "xmm", "v3": "ymm", "v4": "zmm"}
 HOT = 8
+PROLOGUE = 4            # instructions that may take an address to align the stack
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:#.*)?$")
 JUMP = re.compile(r"^([0-9a-f]+) <")
@@ -56,7 +58,8 @@ def functions(module):
 
 
 def innermost(body):
-    """Index ranges of loops that contain no other: from the target of a jump backwards to the jump."""
+    """Index ranges of loops that contain no other: from the target of a jump backwards to the jump, if
+    the code between leads there: else it is the end of an outer loop whose middle lies elsewhere."""
     index = {address: i for i, (address, _, _) in enumerate(body)}
     ranges = set()
     for i, (_, mnemonic, operands) in enumerate(body):
@@ -64,6 +67,23 @@ def innermost(body):
         first = index.get(int(match[1], 16)) if match else None
         if first is not None and first <= i:
             ranges.add((first, i))
+
+    def goes_round(first, last):
+        seen, ahead = set(), [first]
+        while ahead:
+            i = ahead.pop()
+            if i == last:
+                return True
+            if i in seen or not first <= i < last:
+                continue
+            seen.add(i)
+            _, mnemonic, operands = body[i]
+            if mnemonic.startswith("j") and (match := JUMP.match(operands)):
+                ahead.append(index.get(int(match[1], 16), -1))
+            if mnemonic not in ("jmp", "ret"):
+                ahead.append(i + 1)
+        return False
+    ranges = {r for r in ranges if goes_round(*r)}
     return [r for r in ranges if not any(o != r and r[0] <= o[0] and o[1] <= r[1] for o in ranges)]
 
 
@@ -77,6 +97,13 @@ def stack_arrays(body, stack):
         elif place and mnemonic in ("movss", "vmovss"):
             floats[int(place[0].split("(")[0] or "0", 16)] = place[0]
     return arrays | {operand for at, operand in floats.items() if at + 4 in floats}
+
+
+def tiles_on_stack(name, body):
+    """Whether a panel's function takes the address of an array on its stack (behind the prologue): its only arrays are
+    tiles."""
+    return "chunk_panel" in name and any(
+        mnemonic == "lea" and re.search(r"\(%r[sb]p\),%(?!rsp)", operands) for _, mnemonic, operands in body[PROLOGUE:])
 
 
 def measure(name, body, vector):
@@ -109,13 +136,17 @@ def main():
     spills = 0
     for module in modules:
         level = re.match(r"_level_(\w+?)\.", module.name)[1]
-        loops = [loop for name, body in functions(module) for loop in measure(name, body, VECTOR[level])]
+        code = list(functions(module))
+        loops = [loop for name, body in code for loop in measure(name, body, VECTOR[level])]
         hot = sorted((loop for loop in loops if loop.multiplies >= HOT), key=lambda loop: -loop.multiplies)
         if not hot:
             sys.exit(f"{module.name}: no loop with {HOT} multiply-adds on {VECTOR[level]} registers")
         spilling = [loop for loop in hot if loop.stack_writes]
-        spills += len(spilling)
+        kept = [name for name, body in code if tiles_on_stack(name, body)]
+        spills += len(spilling) + len(kept)
         print(f"{level}: {len(hot)} hot loops, {len(spilling)} of them spill")
+        for name in kept:
+            print(f"    {name} keeps a tile on the stack")
         for i, loop in enumerate(hot):
             if args.all or i < 5 or loop.stack_writes:
                 print("   ", loop)

@@ -111,7 +111,7 @@ cdef void load_state(float *work, int64_t rows, const char *src, const int64_t *
         else:
             i = 0
             while i + VL <= S_k and nb[0] == 4:
-                transpose_in(block + i * NV * VL, src + i * 4 + j * nb[1], nb[1])
+                v_transpose(<char *>(block + i * NV * VL), 4 * NV * VL, src + i * 4 + j * nb[1], nb[1])
                 i += VL
             while i < S_k:
                 copy_columns(block + i * NV * VL, src + i * nb[0] + j * nb[1], nb[1], width)
@@ -127,7 +127,7 @@ cdef void store_state(char *dst, const int64_t *nb, const float *work, int64_t r
         width = min(n_columns - j, <int64_t>VL)
         i = 0
         while i + VL <= S_k and nb[0] == 4 and nb[1] != 4 and width == VL:
-            transpose_out(dst + i * 4 + j * nb[1], nb[1], block + i * NV * VL)
+            v_transpose(dst + i * 4 + j * nb[1], nb[1], <const char *>(block + i * NV * VL), 4 * NV * VL)
             i += VL
         while i < S_k:
             unpack_row(dst + i * nb[0] + j * nb[1], nb[1], block + i * NV * VL, width)
@@ -141,26 +141,6 @@ cdef inline void copy_columns(float *row, const char *src, int64_t nb, int64_t n
     else:
         for j in range(n):
             row[j] = at(src + j * nb)
-
-
-cdef inline void transpose_in(float *block, const char *src, int64_t nb) noexcept nogil:
-    cdef vf x[VL]
-    cdef int j
-    for j in range(VL):
-        x[j] = v_load(<const float *>(src + j * nb))
-    v_transpose(x)
-    for j in range(VL):
-        v_store(block + j * NV * VL, x[j])
-
-
-cdef inline void transpose_out(char *dst, int64_t nb, const float *block) noexcept nogil:
-    cdef vf x[VL]
-    cdef int j
-    for j in range(VL):
-        x[j] = v_load(block + j * NV * VL)
-    v_transpose(x)
-    for j in range(VL):
-        v_store(<float *>(dst + j * nb), x[j])
 
 
 cdef void copy_state(char *dst, const int64_t *dst_nb, const char *src, const int64_t *src_nb, int64_t S_k,

@@ -302,10 +302,12 @@ static inline void v_store_interleaved(float *p, const vf *x, const int n)
     }
 }
 
-/* A VL x VL block transposed in registers: log2(VL) rounds of interleaving. */
-static inline void v_transpose(vf x[VL])
+/* A VL x VL block of floats transposed in registers: log2(VL) rounds of interleaving.  Rows nb bytes apart. */
+static inline void v_transpose(char *to, int64_t to_nb, const char *from, int64_t from_nb)
 {
-    vf y[VL];
+    vf x[VL], y[VL];
+    GDN_UNROLL
+    for (int i = 0; i < VL; i++) x[i] = v_load((const float *)(from + i * from_nb));
     GDN_UNROLL
     for (int n = VL; n > 1; n /= 2) {
         GDN_UNROLL
@@ -316,6 +318,8 @@ static inline void v_transpose(vf x[VL])
         GDN_UNROLL
         for (int i = 0; i < VL; i++) x[i] = y[i];
     }
+    GDN_UNROLL
+    for (int i = 0; i < VL; i++) v_store((float *)(to + i * to_nb), x[i]);
 }
 
 /* Lane i of the result is the sum of the lanes of x[i]: adding while transposing, about 3 operations a sum. */
