@@ -18,7 +18,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "gdn"
 VECTOR = {"base": "xmm", "v3": "ymm", "v4": "zmm"}
 HOT = 8
-PROLOGUE = 4            # instructions that may take an address to align the stack
+PROLOGUE = 8            # instructions that may take an address to align the stack
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*?)\s*(?:#.*)?$")
 JUMP = re.compile(r"^([0-9a-f]+) <")
@@ -87,6 +87,12 @@ def innermost(body):
     return [r for r in ranges if not any(o != r and r[0] <= o[0] and o[1] <= r[1] for o in ranges)]
 
 
+def stack_of(body):
+    """How operands on a function's stack begin."""
+    framed = any(m == "mov" and o == "%rsp,%rbp" for _, m, o in body)
+    return re.compile(r"\(%r(?:sp|bp)\b" if framed else r"\(%rsp\b")
+
+
 def stack_arrays(body, stack):
     """Operands of places on the stack that hold no spilled vector: their address is taken, or floats side by side are moved."""
     arrays, floats = set(), {}
@@ -102,14 +108,15 @@ def stack_arrays(body, stack):
 def tiles_on_stack(name, body):
     """Whether a panel's function takes the address of an array on its stack (behind the prologue): its only arrays are
     tiles."""
+    taken = re.compile(rf"{stack_of(body).pattern}[^)]*\),%(?!rsp)")
     return "chunk_panel" in name and any(
-        mnemonic == "lea" and re.search(r"\(%r[sb]p\),%(?!rsp)", operands) for _, mnemonic, operands in body[PROLOGUE:])
+        mnemonic == "lea" and taken.search(operands) or mnemonic == "mov" and operands.startswith("%rsp,")
+        for _, mnemonic, operands in body[PROLOGUE:])
 
 
 def measure(name, body, vector):
     """The Loops of one function."""
-    framed = any(m == "mov" and o == "%rsp,%rbp" for _, m, o in body)
-    stack = re.compile(r"\(%r(?:sp|bp)\b" if framed else r"\(%rsp\b")
+    stack = stack_of(body)
     arrays = stack_arrays(body, stack)
     for first, last in innermost(body):
         loop = Loop(name, body[first][0], last - first + 1, 0, 0, 0, 0)

@@ -44,18 +44,24 @@ def sample(call, n):
     return (time.perf_counter() - start) / n
 
 
-def compare(a, b, budget=BUDGET, least_pairs=5, most_pairs=300):
-    """Time the callables a and b in turns, the order of a pair swapped every time."""
+def compare(a, b, budget=BUDGET, least_pairs=5, most_pairs=300, settle=False):
+    """Time the callables a and b in turns, the order of a pair swapped every time.  settle: a turn's first call, which has to
+    write back what the other left in the caches, is not timed."""
+    def turn(call, n):
+        if settle:
+            sample(call, 1)
+        return sample(call, n)
+
     n_a, n_b = repeats(a), repeats(b)
     times_a, times_b = [], []
     stop = time.perf_counter() + budget
     while len(times_a) < least_pairs or (time.perf_counter() < stop and len(times_a) < most_pairs):
         if len(times_a) % 2:
-            t_b = sample(b, n_b)
-            t_a = sample(a, n_a)
+            t_b = turn(b, n_b)
+            t_a = turn(a, n_a)
         else:
-            t_a = sample(a, n_a)
-            t_b = sample(b, n_b)
+            t_a = turn(a, n_a)
+            t_b = turn(b, n_b)
         times_a.append(t_a)
         times_b.append(t_b)
     ratios = [x / y for x, y in zip(times_a, times_b, strict=True)]

@@ -82,7 +82,7 @@ cdef void load_rows(const conv_space *sp, float *rows, const char *src, const in
 
 
 cdef inline bint interleaved(const int64_t *nb, int64_t n) noexcept nogil:
-    """Whether every channel's n numbers lie side by side, for the n that have code of their own (width 4)."""
+    """Whether every channel's n numbers lie side by side, for the n that have code of their own: width 4 and its state."""
     return (n == 3 or n == 4) and nb[0] == 4 and nb[1] == 4 * n
 
 
@@ -122,8 +122,11 @@ cdef void conv_keep(const conv_space *sp) noexcept nogil:
             continue
         row += sp.channel * nb[1]
         first = sp.n_tokens - slot - n
-        if n == 3 and interleaved(nb, n) and sp.job.args.x.nb[0] == 4:
-            keep_interleaved(sp, <float *>row, first, 3)
+        if interleaved(nb, n) and sp.job.args.x.nb[0] == 4:
+            if n == 4:
+                keep_interleaved(sp, <float *>row, first, 4)
+            else:
+                keep_interleaved(sp, <float *>row, first, 3)
             continue
         for p in range(n):
             src = input_at(sp, first + p, &src_nb)

@@ -119,7 +119,8 @@ cdef void chunk_head(space *sp, const operands *op, int64_t m, int64_t t0) noexc
     cdef const gdn_tensor *v = &sp.job.args.v
     cdef const gdn_tensor *out = &sp.job.args.out
     cdef int64_t head = value_head(sp, m), i, j
-    cdef int64_t t_ahead = t0 + CHUNK_MAX, share = (CHUNK_MAX * NV * VL + sp.n_columns - 1) // sp.n_columns
+    cdef int64_t n_panels = (sp.n_columns + NV * VL - 1) // (NV * VL)
+    cdef int64_t share = (CHUNK_MAX + n_panels - 1) // n_panels, t_ahead = t0 + CHUNK_MAX
     cdef bint whole = sp.n_columns % VL == 0
     cdef char *v_0 = columns_of(sp, v, head, t0)
     cdef char *out_0 = columns_of(sp, out, head, t0)

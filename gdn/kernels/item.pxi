@@ -231,7 +231,7 @@ cdef inline void load_key(const space *sp, float *row, const char *src, int64_t 
 
 
 cdef void load_scalars(const space *sp, float *beta, float *g, int64_t head, int64_t t0, int64_t n) noexcept nogil:
-    """beta and (scalar gate) g of tokens [t0, t0 + n), zeros behind up to whole vectors; n <= PAIR_LD."""
+    """beta and (scalar gate) g of tokens [t0, t0 + n), zeros behind up to PAIR_LD."""
     cdef const gdn_delta_net_args *args = sp.job.args
     cdef int64_t i
     memset(beta, 0, PAIR_LD * sizeof(float))

@@ -10,13 +10,14 @@ cdef void pair_products(float *KK, float *QK, const float *q, const float *k, in
     """K K^T and Q K^T of a chunk, [n][PAIR_LD], for j <= i.  Shared by value heads.  q, k [n][ld]."""
     cdef int64_t i
     for i in range(n):
-        pairs_of_row(KK + i * PAIR_LD, QK + i * PAIR_LD, q, k, NULL, i, 1, 1, ld, False)
+        pairs_of_row(KK + i * PAIR_LD, QK + i * PAIR_LD, q, k, k, i, 1, 1, ld, False)
 
 
 cdef inline void pairs_of_row(float *KK_i, float *QK_i, const float *q, const float *k, const float *a, int64_t i,
                               float scale_k, float scale_q, int64_t ld, const bint decayed) noexcept nogil:
     """KK_i[j] = scale_k k_i k_j, QK_i[j] = scale_q q_i k_j for j <= i, undefined behind up to whole vectors.  decayed: of
-    k and q of token i as tokens i down to j + 1 decay them, by their rows of a [n][ld]."""
+    k and q of token i as tokens i down to j + 1 decay them, by their rows of a [n][ld];
+    else a is not read."""
     cdef vf kk[PAIR_LD]
     cdef vf qk[PAIR_LD]
     cdef int64_t c, j
