@@ -68,6 +68,7 @@ cdef inline void chunk_panel(const operands *op, float *S, const float *v, int64
 
 cdef void chunk_panel_wide(const operands *op, float *S, const float *v, int64_t v_row, float *out,
                            int64_t out_row) noexcept nogil:
+    """A panel of more than one vector of columns."""
     chunk_panel(op, S, v, v_row, out, out_row, NV)
 
 

@@ -16,8 +16,7 @@ cdef void pair_products(float *KK, float *QK, const float *q, const float *k, in
 cdef inline void pairs_of_row(float *KK_i, float *QK_i, const float *q, const float *k, const float *a, int64_t i,
                               float scale_k, float scale_q, int64_t ld, const bint decayed) noexcept nogil:
     """KK_i[j] = scale_k k_i k_j, QK_i[j] = scale_q q_i k_j for j <= i, undefined behind up to whole vectors.  decayed: of
-    k and q of token i as tokens i down to j + 1 decay them, by their rows of a [n][ld];
-    else a is not read."""
+    k and q of token i as tokens i down to j + 1 decay them, by their rows of a [n][ld]; else a is not read."""
     cdef vf kk[PAIR_LD]
     cdef vf qk[PAIR_LD]
     cdef int64_t c, j

@@ -166,8 +166,8 @@ static inline vf v_exp_core(vf x, float low, float high, vi *n)
 
 static inline vf v_power_of_2(vi n) { return (vf)((n + 127) << 23); }      /* -126 <= n <= 127 */
 
-/* x 2^n, with gradual underflow unless the mode flushes.  In two factors, so that results below 2^-126 and at 2^128 are
- * reached by multiplying. */
+/* x 2^n, with gradual underflow unless the mode flushes.  Where no instruction does it, in two factors, so that results
+ * below 2^-126 and at 2^128 are reached by multiplying. */
 static inline vf v_times_power_of_2(vf x, vi n)
 {
 #if defined(__AVX512F__)
@@ -270,7 +270,7 @@ static inline vf v_shuffle(vf a, vf b, vi from)
 #endif
 }
 
-/* n vectors interleaved at p: x[0][0], x[1][0], ... x[n-1][0], x[0][1], ...  n is a constant. */
+/* From and to n vectors interleaved at p: x[0][0], x[1][0], ... x[n-1][0], x[0][1], ...  n is a constant. */
 static inline void v_load_interleaved(vf *x, const float *p, const int n)
 {
     GDN_UNROLL
@@ -302,7 +302,8 @@ static inline void v_store_interleaved(float *p, const vf *x, const int n)
     }
 }
 
-/* A VL x VL block of floats transposed in registers: log2(VL) rounds of interleaving.  Rows nb bytes apart. */
+/* A VL x VL block of floats transposed in registers: log2(VL) rounds of interleaving.  Rows lie to_nb and from_nb
+ * bytes apart. */
 static inline void v_transpose(char *to, int64_t to_nb, const char *from, int64_t from_nb)
 {
     vf x[VL], y[VL];

@@ -1,9 +1,9 @@
 # The microkernel: an MR x nv block of vectors held in registers.
 #
 # Contract of every function here: acc is MR rows of NV vectors, row m at acc[m * NV], of which nv (1..NV, a constant
-# where it is inlined) are in use.  A is read as scalars a[m * a_row + k * a_k], B as vectors b[k * NV * VL + j * VL]:
-# B is always a packed panel, NV * VL floats a row.  Strides are in floats.  Rows of A up to MR and the whole panel
-# width of B are read, so both are padded; with n_k = 0 neither is read.
+# where it is inlined) are in use.  A is read as scalars a[m * a_row + k * a_k] (tile_mul_block: a block, see the end), B as
+# vectors b[k * NV * VL + j * VL]: B is always a packed panel, NV * VL floats a row.  Strides are in floats.  Rows of A up
+# to MR and the whole panel width of B are read, so both are padded; with n_k = 0 neither is read.
 
 
 cdef inline void tile_clear(vf *acc, const int nv) noexcept nogil:
