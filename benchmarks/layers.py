@@ -8,7 +8,7 @@ import numpy as np
 
 import gdn
 from benchmarks.check import expect
-from gdn.adapters.transformers import read_layer
+from gdn.adapters.state_dict import read_layer
 from gdn.layer import _Arrays
 
 N_EMBD = 2048

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gdn import _core, forms, reference
+from gdn import _core, reference, weight_layouts
 from gdn.batch import Batch
 from gdn.ring import Step
 
@@ -39,7 +39,7 @@ class _Layer:
             if not isinstance(x, Mapping):
                 raise TypeError(f"{name} must be a mapping, got {type(x).__name__}")
         self._read_config(config)
-        w = self._check_weights(forms.flat(weights, config))
+        w = self._check_weights(weight_layouts.flat(weights, config))
         self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
         self.A, self.norm, self.out = w["A"], w["norm"], w["out"]
         self.dt_bias = w["dt_bias"]
@@ -63,10 +63,10 @@ class _Layer:
 
     @classmethod
     def from_state_dict(cls, weights, prefix, config, lora=None):
-        """From transformers' names: see `gdn.adapters.transformers.read_layer`."""
-        from gdn.adapters import transformers
+        """From transformers' names: see `gdn.adapters.state_dict.read_layer`."""
+        from gdn.adapters import state_dict
 
-        return cls(*transformers.read_layer(weights, prefix, config), lora)
+        return cls(*state_dict.read_layer(weights, prefix, config), lora)
 
     @classmethod
     def from_gguf(cls, path, block, lora=None):
@@ -76,7 +76,7 @@ class _Layer:
         return cls(*gguf.read_layer(path, block), lora)
 
     def _read_config(self, config):
-        needed = ("kind", *forms.EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
+        needed = ("kind", *weight_layouts.EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
         missing = [name for name in needed if name not in config]
         if missing:
             raise ValueError(f"config lacks {', '.join(missing)}")
@@ -85,8 +85,8 @@ class _Layer:
             raise ValueError(f"config: unknown {', '.join(unknown)}; expected {', '.join(needed)}, lower_bound")
         if config["kind"] != self.KIND:
             raise ValueError(f"config: kind is {config['kind']!r}, {type(self).__name__} needs {self.KIND!r}")
-        forms.check_extents(config)
-        for name in forms.EXTENTS:
+        weight_layouts.check_extents(config)
+        for name in weight_layouts.EXTENTS:
             setattr(self, name, int(config[name]))
         for name, choices in CHOICES.items():
             if config[name] not in choices:
@@ -105,7 +105,7 @@ class _Layer:
         if self.lower_bound is not None and self.lower_bound >= 0:
             raise ValueError(f"config: lower_bound is the least log decay, below 0, got {self.lower_bound}")
         self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
-        self.C = forms.rows(config)["qkv"]
+        self.C = weight_layouts.rows(config)["qkv"]
         # What `StateRing.create` needs to know of the layer.
         self.extents = {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
                         "conv_width": self.width}
@@ -131,8 +131,8 @@ class _Layer:
     def _check_lora(self, lora, w, config):
         """Pairs by flat projection, B times scale; the names may be those that the weights came under."""
         came, shapes = config.get("projections", {}), {name: w[name].shape for name in (*self.LOW_RANK, "out")}
-        shapes |= {name: (n, self.n_embd) for name, n in forms.rows(config).items()
-                   if self.KIND == "gdn" or name in forms.JOINED["qkv"]}
+        shapes |= {name: (n, self.n_embd) for name, n in weight_layouts.rows(config).items()
+                   if self.KIND == "gdn" or name in weight_layouts.JOINED["qkv"]}
         shapes |= {name: w[name].shape for name in self.INPUTS}
         checked = {}
         if not isinstance(lora, Mapping):
@@ -151,7 +151,7 @@ class _Layer:
                 if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
                     raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {n_in}) "
                                      f"and ({n_out}, r)")
-                for flat, part in forms.spread(slot, B * scale, config).items():
+                for flat, part in weight_layouts.spread(slot, B * scale, config).items():
                     checked.setdefault(flat, []).append((A, part))
         return checked
 
@@ -249,7 +249,7 @@ class GatedDeltaNet(_Layer):
               l2_form, beta_factor (1, or 2 for beta in (0, 2)), activation of the gated norm ("silu" or "sigmoid")
     weights   float32, rows are outputs: qkv (C, n_embd) with rows q | k | v over heads, C = 2 H_k S_k + H_v S_v;
               z (H_v S_v, n_embd); b, a (H_v, n_embd); conv (C, width), conv_bias (C,) or none; A (H_v,) = -exp(A_log);
-              dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v).  Fused or separate forms: see `gdn.forms`
+              dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v).  Fused or separate forms: see `gdn.weight_layouts`
     lora      float32 {projection: [(A (r, inputs), B (outputs, r), scale), ...]}: y += scale * B (A x), by the names above,
               of any form, or by those that the weights were loaded under (in_proj_qkvz, ssm_ba, ...)
 

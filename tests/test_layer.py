@@ -11,7 +11,7 @@ from helpers import assert_close, same_bits
 from layer_cases import FAMILIES, Case, one_sequence, run, state_of
 
 import gdn
-from gdn.adapters import transformers
+from gdn.adapters import state_dict
 
 TRACE = {"conv_out": "conv_output_silu", "q_l2": "q", "k_l2": "k", "g": "gate", "beta": "beta", "core": "attn_output",
          "gated_norm": "attn_out_norm", "z": "z", "b": "b", "a": "a", "y": "linear_attn_out"}
@@ -219,7 +219,7 @@ def test_threads_share_a_layer(case):
 def test_lora(case):
     """y += scale * B (A x) on every projection equals the merged weights."""
     rng = np.random.default_rng(1)
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     names = [n for n in ("qkv", "z", "b", "a", "f_a", "f_b", "g_a", "g_b", "out") if n in weights]
     lora, merged = {}, dict(weights)
     for name in names:
@@ -279,7 +279,7 @@ def test_width_and_bias(width, bias):
 def test_options_reach_the_kernels(form):
     """Epsilons that no checkpoint has: each changes what it is for."""
     case = Case("qwen35")
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     layer = gdn.GatedDeltaNet(weights, {**config, "l2_eps": 3, "l2_form": form, "norm_eps": 0.25})
     ring, trace = case.ring(), {}
     ring.acquire(0)

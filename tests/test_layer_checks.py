@@ -6,7 +6,7 @@ from helpers import same_bits
 from layer_cases import FAMILIES, Case, run
 
 import gdn
-from gdn.adapters import transformers
+from gdn.adapters import state_dict
 
 
 @pytest.fixture(params=FAMILIES)
@@ -15,7 +15,7 @@ def case(request):
 
 
 def test_weights_are_checked(case):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     cls = type(case.layer)
     for name, w in weights.items():
         with pytest.raises(ValueError, match=f"weights lack {name}, expected shape"):
@@ -51,7 +51,7 @@ def test_weights_are_checked(case):
 
 @pytest.mark.parametrize("dtype", ["f8", ">f4", "i4", "c8", "f2"])
 def test_weights_are_not_cast(case, dtype):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     for name in weights:
         with pytest.raises(TypeError, match=f"weights: {name} must be a float32 array, got"):
             type(case.layer)({**weights, name: weights[name].astype(dtype)}, config)
@@ -60,20 +60,20 @@ def test_weights_are_not_cast(case, dtype):
 @pytest.mark.parametrize("name", ["norm_eps", "l2_eps", "beta_factor", "lower_bound"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, "1", [1], True], ids=repr)
 def test_numbers_are_checked(case, name, value):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     with pytest.raises(ValueError, match=f"config: {name} must be a finite number"):
         type(case.layer)(weights, {**config, name: value})
 
 
 @pytest.mark.parametrize("name", ["norm_eps", "l2_eps"])
 def test_eps_is_not_negative(case, name):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     with pytest.raises(ValueError, match="config: norm_eps and l2_eps must not be negative"):
         type(case.layer)(weights, {**config, name: -1e-6})
 
 
 def test_config_is_read_strictly(case):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     for bad, message in (({"lower_bounds": -5}, "config: unknown lower_bounds"), ({"beta_factor": 0}, "beta_factor must be pos"),
                          ({"S_k": True}, "config: S_k must be a positive integer"),
                          ({"beta_factor": -1}, "beta_factor must be positive"), ({"lower_bound": 1}, "lower_bound is the least")):
@@ -130,7 +130,7 @@ def test_calls_are_checked(case):
 
 
 def test_arguments_are_mappings(case):
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     for arguments, name in (((None, config), "weights"), ((weights, None), "config"), (([], config), "weights")):
         with pytest.raises(TypeError, match=f"{name} must be a mapping"):
             type(case.layer)(*arguments)
@@ -163,7 +163,7 @@ def test_a_layer_stays_what_it_was_made_of(case):
     for name in ("norm_eps", "A", "out", "head_map"):
         with pytest.raises(AttributeError, match=f"{name}: a layer stays"):
             setattr(case.layer, name, None)
-    weights, config = transformers.read_layer(case.weights, "", case.config)
+    weights, config = state_dict.read_layer(case.weights, "", case.config)
     expected, odd = decode(case.layer), {}
     for name, w in weights.items():
         odd[name] = np.frombuffer(b" " + w.tobytes(), np.uint8)[1:].view(np.float32).reshape(w.shape)

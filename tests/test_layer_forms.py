@@ -9,8 +9,8 @@ import pytest
 from helpers import DATA, assert_close, optional, same_bits
 
 import gdn
-from gdn import forms
-from gdn.adapters import transformers
+from gdn import weight_layouts
+from gdn.adapters import state_dict
 
 H_K, R, S_K, S_V, N_EMBD, WIDTH = 3, 2, 8, 12, 20, 4
 H_V, KEY, VALUE = H_K * R, H_K * S_K, H_K * R * S_V
@@ -81,7 +81,7 @@ def test_forms_are_the_same_layer(tensors, form):
 
 def test_the_constructor_takes_any_form(tensors):
     want, _ = run(load(tensors, "apart", "apart", "one"))
-    _, config = transformers.read_layer(chosen(tensors, "fused", "fused", "one"), "", CONFIG)
+    _, config = state_dict.read_layer(chosen(tensors, "fused", "fused", "one"), "", CONFIG)
     weights = {"qkvz": tensors["in_proj_qkvz.weight"], "ba": tensors["in_proj_ba.weight"], "A": -np.exp(tensors["A_log"]),
                "dt_bias": tensors["dt_bias"], "norm": tensors["norm.weight"], "out": tensors["out_proj.weight"],
                **{f"conv_{x}": tensors[f"{x}_conv1d.weight"][:, 0] for x in "qkv"}, "conv_bias": tensors["conv1d.bias"]}
@@ -151,11 +151,11 @@ def test_what_a_config_says(tensors, model):
              "beta_factor": 2 if olmo else 1, "activation": "silu", "lower_bound": None, "S_v": S_V}
     for given in (config, {"model_type": "whole", "text_config": config}, SimpleNamespace(**config),
                   SimpleNamespace(text_config=SimpleNamespace(**config))):
-        said = transformers.read_layer(weights, "", given)[1]
+        said = state_dict.read_layer(weights, "", given)[1]
         assert {name: said[name] for name in fixed} == fixed
-    assert transformers.read_layer(weights, "", {**config, "linear_allow_neg_eigval": False})[1]["beta_factor"] == 1
+    assert state_dict.read_layer(weights, "", {**config, "linear_allow_neg_eigval": False})[1]["beta_factor"] == 1
     with pytest.raises(ValueError, match="hidden_act 'gelu'"):
-        transformers.read_layer(weights, "", {**config, "hidden_act": "gelu"})
+        state_dict.read_layer(weights, "", {**config, "hidden_act": "gelu"})
 
 
 def test_element_types(tensors):
@@ -164,10 +164,10 @@ def test_element_types(tensors):
     out = torch.from_numpy(tensors[name])
     bf16 = tensors[name].astype(optional("ml_dtypes").bfloat16)
     for x in (out.bfloat16(), bf16):
-        read = transformers.read_layer({**weights, name: x}, "", CONFIG)[0]["out"]
+        read = state_dict.read_layer({**weights, name: x}, "", CONFIG)[0]["out"]
         assert same_bits(read, bf16.astype(np.float32))
     with pytest.raises(TypeError, match=f"{name} must be floating point, got torch.int8"):
-        transformers.read_layer({**weights, name: out.to(torch.int8)}, "", CONFIG)
+        state_dict.read_layer({**weights, name: out.to(torch.int8)}, "", CONFIG)
 
 
 def test_a_transposed_weight_is_refused(tensors):
@@ -202,7 +202,7 @@ def test_kimi_takes_no_other_gate():
             gdn.KimiDeltaAttention.from_state_dict(weights, "w.", config, {name: [(zeros[:1], zeros[:, :1], 1)]})
     ranks = {f"w.{gate}{x}_proj.weight": np.ones(shape, np.float32) for gate, r in (("forget_gate.f_", 5), ("g_", 7))
              for x, shape in (("a", (r, 64)), ("b", (96, r)))}
-    w, _ = transformers.read_layer({**weights, **ranks}, "w.", config)
+    w, _ = state_dict.read_layer({**weights, **ranks}, "w.", config)
     assert w["f_a"].shape == (5, 64) and w["g_b"].shape == (96, 7)
     rng = np.random.default_rng(8)
     A, B = rng.standard_normal((2, 64), np.float32), rng.standard_normal((96, 2), np.float32)
@@ -213,7 +213,7 @@ def test_kimi_takes_no_other_gate():
 
 def test_rows_of_every_form():
     c = {"H_k": H_K, "H_v": H_V, "S_k": S_K, "S_v": S_V}
-    rows = forms.rows(c)
+    rows = weight_layouts.rows(c)
     weights = every_form(*random_rows(np.random.default_rng(0), 1))
     assert rows["qkvz"] == len(weights["in_proj_qkvz"]) and rows["qkv"] == len(weights["in_proj_qkv"])
     assert rows["ba"] == len(weights["in_proj_ba"])

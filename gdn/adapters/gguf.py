@@ -8,7 +8,7 @@ import math
 import operator
 import re
 
-from gdn import forms
+from gdn import weight_layouts
 from gdn.adapters._gguf_file import GGUFFile
 
 HEAD_MAPS = {"qwen3next": "interleaved", "qwen35": "tiled", "qwen35moe": "tiled", "kimi-linear": "interleaved"}
@@ -35,7 +35,7 @@ def read_layer(path, il):
         tensors = _tensors(file, il, config)
         weights = {key: file.read(*tensor) for key, tensor in tensors.items()}
     names = {name.split(".")[2]: key for key, (name, _) in tensors.items() if key in (*PROJECTIONS, "out")}
-    return forms.flat(weights, config), {**config, "projections": names}
+    return weight_layouts.flat(weights, config), {**config, "projections": names}
 
 
 def describe(path):
@@ -55,7 +55,7 @@ def describe(path):
             tensors = _tensors(file, il, config)
             types = {names.get(file.require(*tensor).type, "unknown") for tensor in tensors.values()}
             form = [name.split(".")[2] for key, (name, _) in tensors.items() if key in PROJECTIONS]
-            conv = 4 * forms.rows(config)["qkv"] * (config["width"] - 1)
+            conv = 4 * weight_layouts.rows(config)["qkv"] * (config["width"] - 1)
             ssm = 4 * config["H_v"] * config["S_k"] * config["S_v"]
             layers.append({"il": il, "arch": _arch(file), "form": " + ".join(form), "types": sorted(types), **config,
                            "conv_bytes": conv, "ssm_bytes": ssm, "state_bytes": conv + ssm})
@@ -146,7 +146,7 @@ def _kda_config(file):
 def _tensors(file, il, config):
     """Key to (tensor name, ne) of all that the layer needs, in whichever of its forms the file has; all checked."""
     E, H_v, width, S_v = config["n_embd"], config["H_v"], config["width"], config["S_v"]
-    C, inner = forms.rows(config)["qkv"], H_v * S_v
+    C, inner = weight_layouts.rows(config)["qkv"], H_v * S_v
     kda = config["kind"] == "kda"
 
     def has(name):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gdn import forms
+from gdn import weight_layouts
 
 __all__ = ["read_layer"]
 
@@ -22,10 +22,10 @@ NAMES = {
     "A_log": ("A_log", "forget_gate.A_log"), "dt_bias": ("dt_bias", "forget_gate.dt_bias"),
     "norm": ("norm.weight", "o_norm.weight"), "out": ("out_proj.weight", "o_proj.weight"),
 }
-CONV = ("conv",), forms.JOINED["conv"]
+CONV = ("conv",), weight_layouts.JOINED["conv"]
 FORMS = {"gdn": ((("qkvz",), ("qkv", "z"), ("q", "k", "v", "z")), (("ba",), ("b", "a")), CONV),
          "kda": ((("qkv",), ("q", "k", "v")), CONV, (("b", "f_a", "f_b", "g_a", "g_b"),))}
-OPTIONAL = ("conv_bias", *forms.JOINED["conv_bias"])
+OPTIONAL = ("conv_bias", *weight_layouts.JOINED["conv_bias"])
 
 
 def read_layer(weights, prefix, config):
@@ -36,7 +36,7 @@ def read_layer(weights, prefix, config):
     config    a mapping or object with transformers' field names; model_type qwen3_next, qwen3_5(_moe)(_text),
               olmo_hybrid or kimi_linear.  A nested text_config is used if there is one.
 
-    Projections may be fused or apart as `gdn.forms` says, whatever the model type.  Separate q, k, v convolutions and
+    Projections may be fused or apart as `gdn.weight_layouts` says, whatever the model type.  Separate q, k, v convolutions and
     unprefixed gate names, as released checkpoints have them, are read too.
     ValueError: an unknown model type, a missing field, a tensor that is missing, mis-shaped or of no known use.
     TypeError: a tensor that is not floating point.
@@ -80,14 +80,14 @@ def _layer_config(kind, field, H_k, H_v, S_k, S_v, width, activation):
     layer = {"kind": kind, "n_embd": field("hidden_size"), "H_k": H_k, "H_v": H_v, "S_k": S_k, "S_v": S_v,
              "width": width, "head_map": "interleaved", "norm_eps": field("rms_norm_eps"), "l2_eps": 1e-6,
              "l2_form": "sum", "beta_factor": 1.0, "activation": activation, "lower_bound": None}
-    forms.check_extents(layer)
+    weight_layouts.check_extents(layer)
     return layer
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 def _shapes(source, c):
-    rows = forms.rows(c)
+    rows = weight_layouts.rows(c)
     shapes = {name: (n, c["n_embd"]) for name, n in rows.items()}
     for x, n in (("", rows["qkv"]), *((f"_{x}", rows[x]) for x in "qkv")):
         shapes |= {f"conv{x}": (n, c["width"]), f"conv_bias{x}": (n,)}
@@ -106,7 +106,7 @@ def _read(source, c):
     source.refuse_unused()
     with np.errstate(over="ignore"):                    # -inf: a head that forgets everything
         w["A"] = -np.exp(w.pop("A_log"))
-    return forms.flat(w, c)
+    return weight_layouts.flat(w, c)
 
 
 class _Source:
@@ -156,7 +156,7 @@ class _Source:
             raise ValueError(f"weights: {', '.join(unused)} of no known use in this layer")
 
     def projections(self):
-        """{name under which a projection came: its name in `gdn.forms`}, for LoRA."""
+        """{name under which a projection came: its name in `gdn.weight_layouts`}, for LoRA."""
         return {name.removeprefix(self.prefix).removesuffix(".weight"): slot for slot, name in self.used.items()
                 if name.endswith("proj.weight") or "in_proj" in name}
 
