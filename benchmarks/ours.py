@@ -50,12 +50,12 @@ def layer_states(shape, n_rows=1, n_layers=LAYERS, seed=1):
     return states
 
 
-def decode(shape, states, n_tokens=1, n_slots=1, *, n_threads=1, head_map="tiled"):
+def decode(shape, states, n_tokens=1, n_snapshots=1, *, n_threads=1, head_map="tiled"):
     """n_tokens of one sequence through every layer, in place; slot s of the snapshots is row s of the layer."""
     q, k, v, g, beta, _ = inputs(shape, n_tokens)
     out = aligned(v.shape)
     rows_in = np.zeros(1, np.int64)
-    rows_out = np.arange(n_slots, dtype=np.int64)[None]
+    rows_out = np.arange(n_snapshots, dtype=np.int64)[None]
     layers = list(states)
 
     def call():
@@ -66,8 +66,8 @@ def decode(shape, states, n_tokens=1, n_slots=1, *, n_threads=1, head_map="tiled
     def check():
         before = layers[-1][:1].copy()
         call()
-        new = layers[-1][:1] if n_slots == 1 else layers[-1][:n_slots, None]
-        check_result(shape, (q, k, v, g, beta, before), out, new, head_map, slots=n_slots)
+        new = layers[-1][:1] if n_snapshots == 1 else layers[-1][:n_snapshots, None]
+        check_result(shape, (q, k, v, g, beta, before), out, new, head_map, slots=n_snapshots)
     call.check = check
     return call
 
@@ -94,7 +94,7 @@ def decode_batch(shape, n_seqs, n_threads=1):
 
 
 def tiny():
-    """The smallest call: what the door costs."""
+    """The smallest call: what checks and planning cost."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 1, 1, 16), dtype=np.float32) * 0.25 for _ in range(3))
     g, beta = np.full((1, 1, 1), -0.1, np.float32), np.full((1, 1, 1), 0.5, np.float32)

@@ -12,13 +12,13 @@ static double now(void)
 }
 
 double begin_commit(const gdn_api *gdn, gdn_ring_header *ring, const int64_t *seq_ids, const int64_t *n_tokens,
-                    int64_t n, int64_t *rows_in, int64_t *rows_out, int64_t n_columns, int rounds)
+                    int64_t n, int64_t *rows_in, int64_t *rows_out, int64_t n_snapshots, int rounds)
 {
     double best = 1e9;
     for (int round = 0; round < rounds; round++) {
         double start = now();
         for (int i = 0; i < 1000; i++) {
-            gdn_ring_step step = { .size = sizeof step, .n_seqs = n, .n_columns = n_columns, .seq_ids = seq_ids,
+            gdn_ring_step step = { .size = sizeof step, .n_seqs = n, .n_snapshots = n_snapshots, .seq_ids = seq_ids,
                                    .n_tokens = n_tokens, .rows_in = rows_in, .rows_out = rows_out };
             if (gdn->ring_begin(ring, &step) != GDN_OK || gdn->ring_commit(ring, &step) != GDN_OK)
                 return -1;

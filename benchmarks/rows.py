@@ -127,7 +127,7 @@ def _():
 
 def verify(n_layers):
     states = ours.layer_states(QWEN, n_rows=4, n_layers=n_layers)
-    one, four = (ours.decode(QWEN, states, n_tokens=4, n_slots=n) for n in (1, 4))
+    one, four = (ours.decode(QWEN, states, n_tokens=4, n_snapshots=n) for n in (1, 4))
     p = compare(four, one)
     return p.ratio, times(p, layers=n_layers)
 

@@ -1,3 +1,3 @@
 # `cimport gdn` for Cython users: the C face.
 
-from gdn._core cimport *
+from gdn._c cimport *

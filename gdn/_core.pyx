@@ -1,4 +1,4 @@
-"""The door: Python objects and C structs in, checked jobs out to the level kernels, errors back as exceptions."""
+"""Python objects and C structs in, checked jobs out to the level kernels, errors back as exceptions."""
 
 import importlib
 import os
@@ -13,25 +13,26 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, intptr_t, uint32_t, uint64
 from libc.string cimport memset
 from numpy cimport NPY_INT64, PyArray_DATA, PyArray_ISCARRAY_RO, PyArray_TYPE, ndarray
 
+from gdn._c cimport *
+from gdn._checked cimport span_of
 from gdn._tensor cimport Tensor, as_array, check_overlap, fit, is_masked, to_c
 from gdn.kernels.level cimport *
 
 cnp.import_array()
 
-include "door/span.pxi"
-include "door/errors.pxi"
-include "door/engine.pxi"
-include "door/build.pxi"
-include "door/threads.pxi"
-include "door/scratch.pxi"
-include "door/rows.pxi"
-include "door/plan.pxi"
-include "door/states.pxi"
-include "door/delta.pxi"
-include "door/conv.pxi"
-include "door/pointwise.pxi"
-include "door/table.pxi"
-include "door/layer.pxi"
+include "core/status.pxi"
+include "core/parallel.pxi"
+include "core/dispatch.pxi"
+include "core/threads.pxi"
+include "core/scratch.pxi"
+include "core/cache_rows.pxi"
+include "core/plan.pxi"
+include "core/states.pxi"
+include "core/delta.pxi"
+include "core/conv.pxi"
+include "core/rowwise.pxi"
+include "core/table.pxi"
+include "core/layer.pxi"
 
 threads_usable = usable_cpus()
 load_level()

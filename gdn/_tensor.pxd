@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 from numpy cimport ndarray
 
-from gdn._types cimport gdn_tensor
+from gdn._c cimport gdn_tensor
 
 
 cdef class Memory:

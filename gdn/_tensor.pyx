@@ -14,7 +14,8 @@ from numpy cimport (NPY_ARRAY_WRITEABLE, NPY_FLOAT16, NPY_FLOAT32, NPY_INT32, NP
                     PyArray_NDIM, PyArray_SetBaseObject, PyArray_SIZE, PyArray_STRIDE, PyArray_STRIDES, PyArray_TYPE,
                     import_array, ndarray, npy_intp)
 
-from gdn._types cimport GDN_TYPE_BF16, GDN_TYPE_F16, GDN_TYPE_F32, GDN_TYPE_I32, gdn_tensor
+from gdn._checked cimport multiply, span_of
+from gdn._c cimport GDN_TYPE_BF16, GDN_TYPE_F16, GDN_TYPE_F32, GDN_TYPE_I32, gdn_tensor
 
 import numpy
 
@@ -41,8 +42,7 @@ cdef str type_name(int32_t type):
             return name
 
 
-include "door/span.pxi"
-include "door/memory.pxi"
+include "tensor/memory.pxi"
 
 
 # ---------------------------------------------------------------- extents
@@ -91,7 +91,7 @@ cdef int fill(gdn_tensor *t, object ne, object nb) except -1:
     return 0
 
 
-include "door/dlpack.pxi"
+include "tensor/dlpack.pxi"
 
 
 # ---------------------------------------------------------------- Tensor
@@ -411,4 +411,5 @@ cdef ndarray tensor_array(Tensor tensor):
     return new_array(tensor, tensor.memory.readonly, tensor.t.type, tensor.t.data, 4, tensor.shape, tensor.strides)
 
 
-include "door/arrays.pxi"
+include "tensor/convert.pxi"
+include "tensor/overlap.pxi"

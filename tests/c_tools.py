@@ -16,7 +16,7 @@ class Tensor(ctypes.Structure):
 
 
 # What the arguments of the delta rule and of the convolution end with.
-ROWS = [("n_seqs", c_int64), ("n_slots", c_int64), ("slot_nb", c_int64), ("rows_in", INT64S), ("rows_out", INT64S),
+ROWS = [("n_seqs", c_int64), ("n_snapshots", c_int64), ("snapshot_nb", c_int64), ("rows_in", INT64S), ("rows_out", INT64S),
         ("cu_seqlens", INT64S), ("scratch", c_void_p), ("scratch_size", c_size_t), ("message", c_char_p),
         ("message_size", c_size_t)]
 
@@ -39,7 +39,7 @@ class Params(ctypes.Structure):
 
 
 class StepArgs(ctypes.Structure):
-    _fields_ = [("size", c_uint32), ("step", c_uint32), ("n_seqs", c_int64), ("n_columns", c_int64),
+    _fields_ = [("size", c_uint32), ("step", c_uint32), ("n_seqs", c_int64), ("n_snapshots", c_int64),
                 *[(name, INT64S) for name in ("seq_ids", "n_tokens", "positions", "rows_in", "rows_out")],
                 ("failed", c_int64), ("first", c_int32), ("reserved", c_int32)]
 
@@ -97,7 +97,7 @@ class CCall:
     """A call on states, its scratch exactly as large as asked for; keeps everything C points to alive."""
 
     def __init__(self, arrays, out_shape, **fields):
-        self.a = a = self.Args(size=ctypes.sizeof(self.Args), n_seqs=out_shape[0], n_slots=1)
+        self.a = a = self.Args(size=ctypes.sizeof(self.Args), n_seqs=out_shape[0], n_snapshots=1)
         self.out, self.scratch = Carved(shape=out_shape), np.empty(0, np.uint8)
         self.arrays = {**arrays, "out": self.out.array}
         for name, x in self.arrays.items():
@@ -193,17 +193,17 @@ REFUSED = {
     "args size other": (lambda c: c.set(size=ctypes.sizeof(c.Args) + 8), ABI),
     "out broadcast": (spoiled("out", nb=(2, 0)), STRIDE),
     "state_out broadcast": (spoiled("state_out", nb=(0, 0)), STRIDE),
-    "slot_nb odd": (lambda c: c.set(n_slots=2, slot_nb=6), STRIDE),
-    "slot_nb over the rows of rows_in": (
-        lambda c: (c.set(n_slots=2, slot_nb=1 << 20, rows_in=[0, 1]), setattr(c.a, "state", c.a.state_out)), VALUE),
-    "slot_nb of one row": (lambda c: c.set(n_slots=2, slot_nb=row_nb(c)), ROW),
-    "slot_nb of one row back": (lambda c: c.set(n_slots=2, slot_nb=-row_nb(c)), ROW),
-    "no slots": (lambda c: c.set(n_slots=0), VALUE),
-    "negative slots": (lambda c: c.set(n_slots=-3), VALUE),
+    "snapshot_nb odd": (lambda c: c.set(n_snapshots=2, snapshot_nb=6), STRIDE),
+    "snapshot_nb over the rows of rows_in": (
+        lambda c: (c.set(n_snapshots=2, snapshot_nb=1 << 20, rows_in=[0, 1]), setattr(c.a, "state", c.a.state_out)), VALUE),
+    "snapshot_nb of one row": (lambda c: c.set(n_snapshots=2, snapshot_nb=row_nb(c)), ROW),
+    "snapshot_nb of one row back": (lambda c: c.set(n_snapshots=2, snapshot_nb=-row_nb(c)), ROW),
+    "no snapshots": (lambda c: c.set(n_snapshots=0), VALUE),
+    "negative snapshots": (lambda c: c.set(n_snapshots=-3), VALUE),
     "n_threads negative": (lambda c: c.set(n_threads=-2), VALUE),
     "n_seqs too many": (lambda c: c.set(n_seqs=3), SHAPE),
     "n_seqs negative": (lambda c: c.set(n_seqs=-1), SHAPE),
-    "too few rows for slots": (lambda c: c.set(n_slots=2), SHAPE),
+    "too few rows for snapshots": (lambda c: c.set(n_snapshots=2), SHAPE),
     "rows_in out of range": (lambda c: c.set(rows_in=[0, 2]), ROW),
     "rows_in below -1": (lambda c: c.set(rows_in=[0, -2]), ROW),
     "rows_out out of range": (lambda c: c.set(rows_out=[0, 2]), ROW),

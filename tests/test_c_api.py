@@ -38,7 +38,7 @@ L2NORM, L2_MAX, BETA_LOGIT, SCALE_GIVEN = 1, 2, 4, 8
 
 
 def test_the_table(api):
-    assert (api.abi, api.size) == (1, ctypes.sizeof(Api))
+    assert (api.abi, api.size) == (2, ctypes.sizeof(Api))
     capsule = gdn._core.api
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = c_void_p, [ctypes.py_object, c_char_p]
@@ -97,14 +97,14 @@ def test_no_states_at_all(rng, api):
 
 
 def test_slots_without_rows(rng, api):
-    """rows_out NULL: slot s of sequence i is row s * n_seqs + i, or slot_nb bytes on."""
+    """rows_out NULL: snapshot s of sequence i is row s * n_seqs + i, or snapshot_nb bytes on."""
     c = case(rng, 2, 10, 1, 1, 16, 16)
     _, _, states = truth(c)
     packed = Carved(shape=(6, 1, 16, 16))
-    DeltaCall(c, packed.array, n_slots=3).with_scratch(api).run(api)
+    DeltaCall(c, packed.array, n_snapshots=3).with_scratch(api).run(api)
     planes = Carved(shape=(3, 5, 1, 16, 16))
     before = planes.array.copy()
-    DeltaCall(c, planes.array[0], n_slots=3, slot_nb=planes.array.strides[0]).with_scratch(api).run(api)
+    DeltaCall(c, planes.array[0], n_snapshots=3, snapshot_nb=planes.array.strides[0]).with_scratch(api).run(api)
     for s in range(3):
         assert_close(packed.array[2 * s:2 * s + 2], states[9 - s], f"slot {s}")
         assert same_bits(planes.array[s, :2], packed.array[2 * s:2 * s + 2])
@@ -117,7 +117,7 @@ def test_rows_and_lengths(rng, api):
     expected = cache.copy()
     want = gdn.gated_delta_net_inplace(*(c[n] for n in TENSORS[:5]), expected, [3, -1, 0], [[0, 1], [3, -1], [4, 5]],
                                        cu_seqlens=[0, 7, 7, 12])
-    call = DeltaCall({**c, "state": cache}, cache, n_seqs=3, n_slots=2, cu_seqlens=[0, 7, 7, 12], rows_in=[3, -1, 0],
+    call = DeltaCall({**c, "state": cache}, cache, n_seqs=3, n_snapshots=2, cu_seqlens=[0, 7, 7, 12], rows_in=[3, -1, 0],
                  rows_out=[0, 1, 3, -1, 4, 5]).with_scratch(api)
     assert same_bits(call.run(api), want) and same_bits(cache, expected)
 
@@ -160,15 +160,15 @@ def test_messages_fit_their_buffer(rng, api):
         assert size == 0 or b"\0" in call.text.raw[:size]
 
 
-@pytest.mark.parametrize("n_slots", [2**40, 2**61, 2**62, 2**62 + 1, 2**63 - 1])
-@pytest.mark.parametrize("slot_nb", [0, 64])
-def test_sizes_do_not_wrap_around(rng, api, n_slots, slot_nb):
+@pytest.mark.parametrize("n_snapshots", [2**40, 2**61, 2**62, 2**62 + 1, 2**63 - 1])
+@pytest.mark.parametrize("snapshot_nb", [0, 64])
+def test_sizes_do_not_wrap_around(rng, api, n_snapshots, snapshot_nb):
     """More slots than any memory holds: refused, or a scratch size nobody can offer, never a small one."""
     c = case(rng, 2, 5)
-    call = DeltaCall(c, np.empty_like(c["state"]), n_slots=n_slots, slot_nb=slot_nb)
+    call = DeltaCall(c, np.empty_like(c["state"]), n_snapshots=n_snapshots, snapshot_nb=snapshot_nb)
     n = c_size_t(0)
     status = api.gated_delta_net_scratch_size(byref(call.a), byref(n))
-    assert status in (SHAPE, VALUE) or n.value >= 8 * n_slots, (status, n.value)
+    assert status in (SHAPE, VALUE) or n.value >= 8 * n_snapshots, (status, n.value)
 
 
 def row_wise(out):
@@ -244,7 +244,7 @@ int decode(const gdn_api *gdn, int64_t H, int64_t S, int64_t n, const float *q, 
     float *row = (float *)malloc((size_t)(5 * S * H) * sizeof(float));
     memset(&a, 0, sizeof a);
     a.size = sizeof a;
-    a.n_seqs = a.n_slots = 1;
+    a.n_seqs = a.n_snapshots = 1;
     for (t = 0; t < n && status == GDN_OK; t++) {
         size_t wide = (size_t)(S * H), narrow = (size_t)H;
         memcpy(row, q + t * S * H, wide * 4);

@@ -70,21 +70,21 @@ def test_rows_and_lengths(rng, api, axis, width):
     rows_in, rows_out = [3, -1, 0], [[0, 1], [3, -1], [4, 5]]
     want = gdn.causal_conv1d_inplace(x, weight, None, expected, rows_in, rows_out, cu_seqlens=cu)
     state = rows_along(axis, cache)
-    call = ConvCall(x, weight, None, state, state, activation=SILU, n_seqs=3, n_slots=2, cu_seqlens=cu, rows_in=rows_in,
+    call = ConvCall(x, weight, None, state, state, activation=SILU, n_seqs=3, n_snapshots=2, cu_seqlens=cu, rows_in=rows_in,
                     rows_out=rows_out).with_scratch(api)
     assert same_bits(call.run(api), want) and same_bits(cache, expected)
 
 
 @pytest.mark.parametrize("axis", [2, 3])
 def test_slots_without_rows(rng, api, axis):
-    """rows_out NULL: slot s of sequence i is row s * n_seqs + i, or slot_nb bytes on."""
+    """rows_out NULL: snapshot s of sequence i is row s * n_seqs + i, or snapshot_nb bytes on."""
     x, weight, bias, _ = make(rng)
     _, inputs = truth(x, weight, bias)
     packed, planes = Carved(shape=(6, 21, 3)), Carved(shape=(3, 5, 21, 3))
-    ConvCall(x, weight, bias, None, rows_along(axis, packed.array), n_slots=3).with_scratch(api).run(api)
+    ConvCall(x, weight, bias, None, rows_along(axis, packed.array), n_snapshots=3).with_scratch(api).run(api)
     before = planes.array.copy()
-    ConvCall(x, weight, bias, None, rows_along(axis, planes.array[0]), n_slots=3,
-             slot_nb=planes.array.strides[0]).with_scratch(api).run(api)
+    ConvCall(x, weight, bias, None, rows_along(axis, planes.array[0]), n_snapshots=3,
+             snapshot_nb=planes.array.strides[0]).with_scratch(api).run(api)
     for s in range(3):
         assert np.array_equal(packed.array[2 * s:2 * s + 2], window(inputs, 9, s, 4))
         assert same_bits(planes.array[s, :2], packed.array[2 * s:2 * s + 2])
@@ -129,10 +129,10 @@ def test_scratch_too_small(rng, api):
         assert all(map(np.array_equal, before, (call.out.words, call.scratch, target.words))), "memory was written"
 
 
-@pytest.mark.parametrize("n_slots", [2**40, 2**61, 2**63 - 1])
-def test_sizes_do_not_wrap_around(rng, api, n_slots):
+@pytest.mark.parametrize("n_snapshots", [2**40, 2**61, 2**63 - 1])
+def test_sizes_do_not_wrap_around(rng, api, n_snapshots):
     """More slots than any memory holds: refused, or a scratch size nobody can offer, never a small one."""
     x, weight, bias, state = make(rng)
-    call, n = ConvCall(x, weight, bias, None, state, n_slots=n_slots, slot_nb=64), c_size_t(0)
+    call, n = ConvCall(x, weight, bias, None, state, n_snapshots=n_snapshots, snapshot_nb=64), c_size_t(0)
     status = call.scratch_size(api, byref(n))
-    assert status in (SHAPE, VALUE) or n.value >= 8 * n_slots, (status, n.value)
+    assert status in (SHAPE, VALUE) or n.value >= 8 * n_snapshots, (status, n.value)

@@ -58,14 +58,14 @@ TABLES = {
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("n_slots", [1, 2])
+@pytest.mark.parametrize("n_snapshots", [1, 2])
 @pytest.mark.parametrize("tables", TABLES)
-def test_one_table_alone(rng, api, op, tables, n_slots, in_place):
+def test_one_table_alone(rng, api, op, tables, n_snapshots, in_place):
     """As if every row were read before any is written; without rows_in sequence i starts from row i, without rows_out
     its slot s goes to row s * n_seqs + i."""
-    tables = {name: np.array(rows)[..., :n_slots] if name == "rows_out" else rows for name, rows in TABLES[tables].items()}
+    tables = {name: np.array(rows)[..., :n_snapshots] if name == "rows_out" else rows for name, rows in TABLES[tables].items()}
     rows_in = np.array(tables.get("rows_in", [0, 1]))
-    rows_out = tables.get("rows_out", np.arange(2)[:, None] + 2 * np.arange(n_slots))
+    rows_out = tables.get("rows_out", np.arange(2)[:, None] + 2 * np.arange(n_snapshots))
     cache = rng.standard_normal((5, *op.row)).astype(np.float32)
     target = Carved(cache if in_place else None, shape=cache.shape)
     expected = target.array.copy()
@@ -75,17 +75,18 @@ def test_one_table_alone(rng, api, op, tables, n_slots, in_place):
         if rows_out[i, s] >= 0:
             expected[rows_out[i, s]] = new[s, i]
     state = target.array if in_place else cache
-    call = op.call(state, target.array, n_slots=n_slots, n_threads=1, **tables).with_scratch(api)
+    call = op.call(state, target.array, n_snapshots=n_snapshots, n_threads=1, **tables).with_scratch(api)
     assert same_bits(call.run(api), want) and same_bits(target.array, expected) and target.intact()
 
 
 @pytest.mark.parametrize("name, rows, fields, status", [
     ("state", 1, {}, SHAPE), ("state", 1, {"rows_in": [0, 0]}, OK), ("state", 1, {"rows_in": [0, 1]}, ROW),
     ("state", 1, {"rows_out": [0, 1]}, SHAPE), ("state", 2, {}, OK),
-    ("state_out", 1, {}, SHAPE), ("state_out", 1, {"slot_nb": 1 << 20}, SHAPE), ("state_out", 2, {"slot_nb": 1 << 20}, OK),
-    ("state_out", 1, {"rows_in": [0, 0]}, SHAPE), ("state_out", 3, {"n_slots": 2}, SHAPE),
+    ("state_out", 1, {}, SHAPE), ("state_out", 1, {"snapshot_nb": 1 << 20}, SHAPE),
+    ("state_out", 2, {"snapshot_nb": 1 << 20}, OK),
+    ("state_out", 1, {"rows_in": [0, 0]}, SHAPE), ("state_out", 3, {"n_snapshots": 2}, SHAPE),
     ("state_out", 1, {"rows_out": [0, -1]}, OK), ("state_out", 1, {"rows_out": [0, 1]}, ROW),
-    ("state_out", 4, {"n_slots": 2**40}, VALUE)])
+    ("state_out", 4, {"n_snapshots": 2**40}, VALUE)])
 def test_rows_that_are_needed(rng, api, op, name, rows, fields, status):
     """Two sequences on so many rows of the state named, of four of the other."""
     state, state_out = (Carved(np.zeros((rows if name == n else 4, *op.row), np.float32)) for n in ("state", "state_out"))

@@ -89,7 +89,7 @@ def test_the_default_number_can_be_set(rng):
 # ---- the work partition ----------------------------------------------------------------------------------------
 
 class Table(ctypes.Structure):
-    """gdn_level of gdn/kernels/level.h, up to the convolution's function."""
+    """gdn_level of gdn/kernels/level.pxd, up to the convolution's function."""
     ITEM = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
     _fields_ = [("name", ctypes.c_char_p), ("vl", ctypes.c_int), ("delta_plan", ctypes.c_void_p),
                 ("delta_scratch", ctypes.c_void_p), ("conv_scratch", ctypes.c_void_p), ("delta", ITEM), ("conv", ITEM)]

@@ -67,10 +67,10 @@ def test_python_and_c_share_a_ring(programs):
 
 # ---------------------------------------------------------------- the table
 
-def step_args(ids, sizes, positions=None, n_columns=3):
-    s = StepArgs(ctypes.sizeof(StepArgs), 0, len(ids), n_columns, numbers(*ids), numbers(*sizes),
+def step_args(ids, sizes, positions=None, n_snapshots=3):
+    s = StepArgs(ctypes.sizeof(StepArgs), 0, len(ids), n_snapshots, numbers(*ids), numbers(*sizes),
                  None if positions is None else numbers(*positions), numbers(*[0] * len(ids)),
-                 numbers(*[0] * (len(ids) * n_columns)))
+                 numbers(*[0] * (len(ids) * n_snapshots)))
     return s
 
 
@@ -144,7 +144,7 @@ def test_refusals(ring):
             (step_args([1, 2], [1, 1]), UNKNOWN, 1), (step_args([1, 1], [1, 1]), BUSY, 1),
             (step_args([1], [-1]), VALUE, 0), (step_args([1], [1], [4]), VALUE, 0),
             (step_args([1], [1], [-2]), VALUE, 0),
-            (step_args([1], [3], n_columns=2), SHAPE, 0), (step_args([1], [0], n_columns=0), SHAPE, -1)):
+            (step_args([1], [3], n_snapshots=2), SHAPE, 0), (step_args([1], [0], n_snapshots=0), SHAPE, -1)):
         assert (ring.begin(byref(step)), step.failed, step.step) == (status, failed, 0)
         assert (fields(ring.buffer)[1] == before).all()
     short = step_args([1], [1])

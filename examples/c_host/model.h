@@ -87,10 +87,10 @@ static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_
                       const gdn_ring_step *step)
 {
     gdn_conv_args conv = { .size = sizeof conv, .activation = GDN_ACT_SILU, .n_threads = 1, .n_seqs = 1,
-                           .n_slots = step->n_columns, .rows_in = step->rows_in, .rows_out = step->rows_out,
+                           .n_snapshots = step->n_snapshots, .rows_in = step->rows_in, .rows_out = step->rows_out,
                            .message = w->message, .message_size = sizeof w->message };
     gdn_delta_net_args delta = { .size = sizeof delta, .flags = GDN_QK_L2NORM, .l2_eps = 1e-6f, .n_threads = 1,
-                                 .n_seqs = 1, .n_slots = step->n_columns, .rows_in = step->rows_in,
+                                 .n_seqs = 1, .n_snapshots = step->n_snapshots, .rows_in = step->rows_in,
                                  .rows_out = step->rows_out, .message = w->message, .message_size = sizeof w->message };
     size_t needed;
     for (int64_t t = 0; t < n; t++) {
@@ -134,7 +134,7 @@ static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_
 static void run_step(gdn_ring_header *ring, worker *w, int64_t seq_id, const uint64_t *tokens, int64_t n)
 {
     int64_t rows_in, rows_out[MAX_TOKENS];
-    gdn_ring_step step = { .size = sizeof step, .n_seqs = 1, .n_columns = MAX_TOKENS, .seq_ids = &seq_id,
+    gdn_ring_step step = { .size = sizeof step, .n_seqs = 1, .n_snapshots = MAX_TOKENS, .seq_ids = &seq_id,
                            .n_tokens = &n, .rows_in = &rows_in, .rows_out = rows_out };
     CHECK(gdn->ring_begin(ring, &step));
     for (int layer = 0; layer < LAYERS; layer++)

@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-#define GDN_ABI 1u
+#define GDN_ABI 2u
 
 typedef enum gdn_status {
     GDN_OK            = 0,
@@ -97,9 +97,9 @@ enum {
  *   state_out  ne = S_k, S_v, H_v, rows: where states go; may be exactly `state`; data NULL keeps none
  *   cu_seqlens NULL, or n_seqs+1 token offsets from 0 to n_tokens: q..out then have ne[3] == 1, packed
  *   rows_in    NULL: sequence i starts from row i; or n_seqs rows of `state`, -1 = zeros
- *   rows_out   NULL: slot s of sequence i goes to row s * n_seqs + i; or n_seqs * n_slots rows [i][s], -1 = nowhere
- *   n_slots    K >= 1: slot s holds the state s tokens before the end.  It exists for s < the sequence's length
- *              (slot 0 always); the row of a slot that does not exist is left untouched.
+ *   rows_out   NULL: snapshot s of sequence i goes to row s * n_seqs + i; or n_seqs * n_snapshots rows [i][s], -1 = nowhere
+ *   n_snapshots    K >= 1: snapshot s is the state s tokens before the end.  It exists for s < the sequence's length
+ *              (snapshot 0 always); the row of one that does not exist is left untouched.
  *
  * All rows of rows_in are read as if before any row is written, so `state` and `state_out` may be one cache and rows
  * may be forked or permuted; a row written twice is GDN_ERR_ROW.
@@ -115,9 +115,9 @@ typedef struct gdn_delta_net_args {
     int32_t  reserved;          /* 0 */
     gdn_tensor q, k, v, g, beta, out, state, state_out;
     int64_t  n_seqs;            /* with cu_seqlens: its length - 1; else q.ne[3] */
-    int64_t  n_slots;
-    int64_t  slot_nb;           /* bytes between slots of one sequence when rows_out is NULL; 0 = n_seqs * state_out.nb[3];
-                                   else no two slots may share a row, and rows_in needs a `state` apart */
+    int64_t  n_snapshots;
+    int64_t  snapshot_nb;           /* bytes between snapshots of one sequence when rows_out is NULL; 0 = n_seqs * state_out.nb[3];
+                                   else no two snapshots may share a row, and rows_in needs a `state` apart */
     const int64_t *rows_in;
     const int64_t *rows_out;
     const int64_t *cu_seqlens;
@@ -145,8 +145,8 @@ typedef struct gdn_conv_args {
     int32_t  reserved;          /* 0 */
     gdn_tensor x, weight, bias, out, state, state_out;
     int64_t  n_seqs;
-    int64_t  n_slots;
-    int64_t  slot_nb;
+    int64_t  n_snapshots;
+    int64_t  snapshot_nb;
     const int64_t *rows_in;
     const int64_t *rows_out;
     const int64_t *cu_seqlens;
@@ -295,12 +295,12 @@ typedef struct gdn_ring_step {
     uint32_t size;              /* sizeof(gdn_ring_step) */
     uint32_t step;              /* out: this step's id; 0 when it is over */
     int64_t  n_seqs;
-    int64_t  n_columns;         /* K, the columns of rows_out: at least min(most tokens, n_rollback + 1), and 1 */
+    int64_t  n_snapshots;       /* K, the second extent of rows_out: at least min(most tokens, n_rollback + 1), and 1 */
     const int64_t *seq_ids;     /* n_seqs */
     const int64_t *n_tokens;    /* n_seqs, each >= 0 */
     const int64_t *positions;   /* NULL, or n_seqs: -1 = continue, 0 = start afresh, else the position it must be at */
     int64_t *rows_in;           /* out, n_seqs: the row that holds the state; -1 = zeros (started afresh) */
-    int64_t *rows_out;          /* out, n_seqs * n_columns: row of the state s tokens before the end; -1 = none */
+    int64_t *rows_out;          /* out, n_seqs * n_snapshots: row of the state s tokens before the end; -1 = none */
     int64_t  failed;            /* out: which entry a refused ring_begin is about, or -1 */
     int32_t  first;             /* out: slot of the first sequence */
     int32_t  reserved;
@@ -343,7 +343,7 @@ typedef struct gdn_api {
     gdn_status (*ring_acquire)(gdn_ring_header *ring, int64_t seq_id, int64_t *slot);
     gdn_status (*ring_release)(gdn_ring_header *ring, int64_t seq_id);
     /* GDN_ERR_UNKNOWN, _LOST, _BUSY (also: named twice), _VALUE (n_tokens < 0, another position): see step->failed.
-     * GDN_ERR_SHAPE: too few columns. */
+     * GDN_ERR_SHAPE: n_snapshots is too small. */
     gdn_status (*ring_begin)(gdn_ring_header *ring, gdn_ring_step *step);
     /* By the process that began the step, on any thread.  GDN_ERR_VALUE: the step is over, or another process's. */
     gdn_status (*ring_commit)(gdn_ring_header *ring, gdn_ring_step *step);

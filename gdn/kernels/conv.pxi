@@ -116,8 +116,8 @@ cdef void conv_keep(const conv_space *sp) noexcept nogil:
     cdef int64_t n = sp.job.width - 1, slot, first, p, c, src_nb
     cdef char *row
     cdef const char *src
-    for slot in range(sp.job.n_slots):
-        row = sp.job.rows.state_out[sp.seq * sp.job.n_slots + slot]
+    for slot in range(sp.job.n_snapshots):
+        row = sp.job.rows.state_out[sp.seq * sp.job.n_snapshots + slot]
         if row == NULL:
             continue
         row += sp.channel * nb[1]

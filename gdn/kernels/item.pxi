@@ -123,7 +123,7 @@ cdef inline char *columns_of(const space *sp, const gdn_tensor *x, int64_t head,
 cdef inline char *slot_of(const space *sp, int64_t t) noexcept nogil:
     """The row that keeps the state after token t, NULL if none does."""
     cdef int64_t slot = sp.n_tokens - 1 - t
-    return sp.job.rows.state_out[sp.seq * sp.job.n_slots + slot] if slot < sp.job.n_slots else NULL
+    return sp.job.rows.state_out[sp.seq * sp.job.n_snapshots + slot] if slot < sp.job.n_snapshots else NULL
 
 
 cdef plane plane_in(const space *sp, int64_t m) noexcept nogil:
@@ -176,7 +176,7 @@ cdef int state_order(const space *sp) noexcept nogil:
 
 cdef int64_t oldest_kept(const space *sp) noexcept nogil:
     """The largest s > 0 whose slot exists and has a row; 0 if only the final state is kept."""
-    cdef int64_t slot = min(sp.job.n_slots, sp.n_tokens) - 1
+    cdef int64_t slot = min(sp.job.n_snapshots, sp.n_tokens) - 1
     while slot > 0 and slot_of(sp, sp.n_tokens - 1 - slot) == NULL:
         slot -= 1
     return max(slot, <int64_t>0)
@@ -200,7 +200,7 @@ cdef void keep_head(const space *sp, int64_t m, int64_t t) noexcept nogil:
 
 cdef void pass_state_on(const space *sp, int64_t m) noexcept nogil:
     """A sequence without tokens: its state, bit for bit."""
-    cdef char *row = sp.job.rows.state_out[sp.seq * sp.job.n_slots]
+    cdef char *row = sp.job.rows.state_out[sp.seq * sp.job.n_snapshots]
     cdef plane source = plane_in(sp, m), target
     if row != NULL:
         target = plane_in_slot(sp, row, m)

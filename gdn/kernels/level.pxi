@@ -5,7 +5,7 @@ from libc.math cimport sqrtf
 from libc.stdint cimport INT64_MAX, int64_t
 from libc.string cimport memset
 
-from gdn._core cimport *
+from gdn._c cimport *
 from gdn.kernels.level cimport *
 
 include "simd.pxi"

@@ -27,7 +27,7 @@ cdef inline float sum_of_squares(const char *x, int64_t nb, int64_t n) noexcept 
 
 
 cdef void l2_norm_item(const void *job_, int64_t item, void *scratch) noexcept nogil:
-    cdef const gdn_rows_job *job = <const gdn_rows_job *>job_
+    cdef const gdn_rowwise_job *job = <const gdn_rowwise_job *>job_
     cdef int64_t row, i, n = job.out.ne[0], lanes
     cdef int64_t nb_x = job.x.nb[0], nb_out = job.out.nb[0]
     cdef const char *x
@@ -44,7 +44,7 @@ cdef void l2_norm_item(const void *job_, int64_t item, void *scratch) noexcept n
 
 
 cdef void rms_norm_gated_item(const void *job_, int64_t item, void *scratch) noexcept nogil:
-    cdef const gdn_rows_job *job = <const gdn_rows_job *>job_
+    cdef const gdn_rowwise_job *job = <const gdn_rowwise_job *>job_
     cdef int64_t row, i, n = job.out.ne[0], lanes
     cdef int64_t nb_x = job.x.nb[0], nb_gate = job.y.nb[0], nb_out = job.out.nb[0]
     cdef const char *x
@@ -67,8 +67,8 @@ cdef void rms_norm_gated_item(const void *job_, int64_t item, void *scratch) noe
 
 
 cdef void decay_gate_item(const void *job_, int64_t item, void *scratch) noexcept nogil:
-    """x = a, y = A, w = dt_bias; the door has put a scalar gate's heads on axis 0, and A and dt_bias likewise."""
-    cdef const gdn_rows_job *job = <const gdn_rows_job *>job_
+    """x = a, y = A, w = dt_bias; _core has put a scalar gate's heads on axis 0, and A and dt_bias likewise."""
+    cdef const gdn_rowwise_job *job = <const gdn_rowwise_job *>job_
     cdef int64_t row, i, n = job.out.ne[0], lanes, i1
     cdef const char *a
     cdef const char *A_row

@@ -98,11 +98,11 @@ cdef gdn_status check_eps(const refusal *why, const char *name, float eps) noexc
     return fail(why, GDN_ERR_VALUE, "%s must be finite and not negative, got %g", name, <double>eps)
 
 
-cdef gdn_status check_counts(const refusal *why, int32_t n_threads, int32_t reserved, int64_t n_slots) noexcept nogil:
+cdef gdn_status check_counts(const refusal *why, int32_t n_threads, int32_t reserved, int64_t n_snapshots) noexcept nogil:
     if n_threads < 0 or reserved != 0:
         return fail(why, GDN_ERR_VALUE, "n_threads is %d, reserved %d", n_threads, reserved)
-    if n_slots < 1:
-        return fail(why, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", n_slots)
+    if n_snapshots < 1:
+        return fail(why, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", n_snapshots)
     return GDN_OK
 
 

@@ -1,4 +1,4 @@
-# The convolution's door.
+# The convolution: one checked, planned and run call, and its Python faces.
 
 cdef struct conv_call:
     gdn_conv_job job
@@ -11,7 +11,7 @@ cdef gdn_status check_conv(const gdn_conv_args *a, const char *state, const char
     if width < 1:
         return fail(why, GDN_ERR_SHAPE, "weight: width must be at least 1, got %lld", width)
     return (check_option(why, "activation", a.activation, GDN_ACT_NONE, GDN_ACT_SILU)
-            or check_counts(why, a.n_threads, a.reserved, a.n_slots)
+            or check_counts(why, a.n_threads, a.reserved, a.n_snapshots)
             or check_tensor(why, "x", &a.x, channels, n_tokens, n_batch, 1, False)
             or check_tensor(why, "weight", &a.weight, width, channels, 1, 1, False)
             or (check_tensor(why, "bias", &a.bias, channels, 1, 1, 1, False) if a.bias.data != NULL else GDN_OK)
@@ -47,7 +47,7 @@ cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c, const char *stat
     if a.size != sizeof(gdn_conv_args):
         return GDN_ERR_ABI
     plan.why.text, plan.why.size = a.message, a.message_size
-    plan.rows.n_seqs, plan.rows.n_slots, plan.rows.slot_nb = a.n_seqs, a.n_slots, a.slot_nb
+    plan.rows.n_seqs, plan.rows.n_snapshots, plan.rows.snapshot_nb = a.n_seqs, a.n_snapshots, a.snapshot_nb
     plan.rows.state, plan.rows.state_out = with_rows(&a.state), with_rows(&a.state_out)
     plan.rows.rows_in, plan.rows.rows_out, plan.rows.cu_seqlens = a.rows_in, a.rows_out, a.cu_seqlens
     plan.rows.n_tokens, plan.rows.n_batch = a.x.ne[1], a.x.ne[2]
@@ -58,7 +58,7 @@ cdef gdn_status plan_conv(const gdn_conv_args *a, conv_call *c, const char *stat
     c.job.channels = a.x.ne[0]
     c.job.width = a.weight.ne[0]
     c.job.n_seqs = a.n_seqs
-    c.job.n_slots = a.n_slots
+    c.job.n_snapshots = a.n_snapshots
     n_parts = max(<int64_t>1, (c.job.channels + unit - 1) // unit)
     # Threads are worth their start from some tens of thousands of values on.
     plan.n_workers = choose_threads(a.n_threads, min(a.n_seqs * n_parts, 1 + a.x.ne[1] * a.x.ne[2] * a.x.ne[0] // 16384))
@@ -109,7 +109,7 @@ cdef int fill_conv(gdn_conv_args *a, ConvArrays arrays, x, weight, bias, activat
     a.size = sizeof(gdn_conv_args)
     a.activation = choice(CONV_ACTIVATIONS, activation, "activation")
     a.n_threads = threads_argument(n_threads)
-    a.n_slots = 1
+    a.n_snapshots = 1
     a.message, a.message_size = TOLD, sizeof(TOLD)
     arrays.x = fit(x, "x", 3, False)
     to_c(arrays.x, &a.x)
@@ -160,9 +160,10 @@ def causal_conv1d(x, weight, bias=None, state=None, *, activation="silu", snapsh
     cdef ConvArrays arrays = ConvArrays()
     memset(&a, 0, sizeof(a))
     fill_conv(&a, arrays, x, weight, bias, activation, cu_seqlens, out, n_threads)
-    a.n_slots = fill_states(arrays, state, state_out, snapshots,
-                            (a.n_seqs, a.x.ne[0], max(a.weight.ne[0] - 1, <int64_t>0)),
-                            longest_sequence(a.cu_seqlens, a.n_seqs, a.x.ne[1]), &a.state, &a.state_out, &a.slot_nb)
+    a.n_snapshots = fill_states(arrays, state, state_out, snapshots,
+                                (a.n_seqs, a.x.ne[0], max(a.weight.ne[0] - 1, <int64_t>0)),
+                                longest_sequence(a.cu_seqlens, a.n_seqs, a.x.ne[1]), &a.state, &a.state_out,
+                                &a.snapshot_nb)
     call_conv(&a, arrays, "state", "state_out")
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
 
@@ -183,7 +184,7 @@ def causal_conv1d_inplace(x, weight, bias, cache, rows_in, rows_out=None, *, act
     cdef ConvArrays arrays = ConvArrays()
     memset(&a, 0, sizeof(a))
     fill_conv(&a, arrays, x, weight, bias, activation, cu_seqlens, out, n_threads)
-    a.n_slots = fill_cache(arrays, cache, 3, rows_in, rows_out, a.n_seqs, &a.state, &a.state_out, &a.rows_in,
-                           &a.rows_out)
+    a.n_snapshots = fill_cache(arrays, cache, 3, rows_in, rows_out, a.n_seqs, &a.state, &a.state_out, &a.rows_in,
+                               &a.rows_out)
     call_conv(&a, arrays, "cache", "cache")
     return arrays.out if out is None else out

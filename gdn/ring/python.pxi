@@ -329,8 +329,8 @@ cdef Step start_step(Ring ring, object seq_ids, object n_tokens, object position
         s.positions = <int64_t *>PyArray_DATA(at)
     for i in range(s.n_seqs):
         most = max(most, s.n_tokens[i])
-    s.n_columns = kept(ring.ring, most)
-    shape[0], shape[1] = s.n_seqs, s.n_columns
+    s.n_snapshots = kept(ring.ring, most)
+    shape[0], shape[1] = s.n_seqs, s.n_snapshots
     step.rows_in, step.rows_out = PyArray_EMPTY(1, shape, NPY_INT64, 0), PyArray_EMPTY(2, shape, NPY_INT64, 0)
     s.rows_in, s.rows_out = <int64_t *>PyArray_DATA(step.rows_in), <int64_t *>PyArray_DATA(step.rows_out)
     with nogil:

@@ -1,5 +1,7 @@
 # Arithmetic that notices overflow, and which bytes a tensor's elements reach.
 
+from libc.stdint cimport int64_t
+
 cdef extern from *:
     """
     static inline int gdn_multiply(int64_t a, int64_t b, int64_t *c) { return __builtin_mul_overflow(a, b, c); }

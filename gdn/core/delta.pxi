@@ -1,4 +1,4 @@
-# The delta rule's door: one checked, planned and run call, and its Python faces.
+# The delta rule: one checked, planned and run call, and its Python faces.
 
 # ---- the C face ------------------------------------------------------------------------------------------------
 
@@ -19,7 +19,7 @@ cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c, const ch
     job.S_v = a.v.ne[0]
     job.H_v = a.v.ne[1]
     job.n_seqs = a.n_seqs
-    job.n_slots = a.n_slots
+    job.n_snapshots = a.n_snapshots
     job.per_channel = a.g.ne[0] != 1
     job.tiled = a.head_map == GDN_HEAD_TILED
     job.single_tokens = n_tokens * n_batch <= a.n_seqs
@@ -58,7 +58,7 @@ cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta
         return fail(why, GDN_ERR_VALUE, "scale must be finite, got %g", <double>job.scale)
     return (check_option(why, "head_map", a.head_map, GDN_HEAD_NONE, GDN_HEAD_INTERLEAVED)
             or check_option(why, "mode", a.mode, GDN_MODE_AUTO, GDN_MODE_RECURRENT)
-            or check_eps(why, "l2_eps", a.l2_eps) or check_counts(why, a.n_threads, a.reserved, a.n_slots))
+            or check_eps(why, "l2_eps", a.l2_eps) or check_counts(why, a.n_threads, a.reserved, a.n_snapshots))
 
 
 cdef enum:
@@ -77,7 +77,7 @@ cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const cha
     if a.size != sizeof(gdn_delta_net_args):
         return GDN_ERR_ABI
     plan.why.text, plan.why.size = a.message, a.message_size
-    plan.rows.n_seqs, plan.rows.n_slots, plan.rows.slot_nb = a.n_seqs, a.n_slots, a.slot_nb
+    plan.rows.n_seqs, plan.rows.n_snapshots, plan.rows.snapshot_nb = a.n_seqs, a.n_snapshots, a.snapshot_nb
     plan.rows.state, plan.rows.state_out = a.state, a.state_out
     plan.rows.rows_in, plan.rows.rows_out, plan.rows.cu_seqlens = a.rows_in, a.rows_out, a.cu_seqlens
     plan.rows.n_tokens, plan.rows.n_batch = a.q.ne[2], a.q.ne[3]
@@ -157,7 +157,7 @@ cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l
         a.scale = float_argument(scale, "scale")
     a.l2_eps = float_argument(l2_eps, "l2_eps")
     a.n_threads = threads_argument(n_threads)
-    a.n_slots = 1
+    a.n_snapshots = 1
     a.message, a.message_size = TOLD, sizeof(TOLD)
     return 0
 
@@ -255,8 +255,8 @@ def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, 
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
-    a.n_slots = fill_states(arrays, state, state_out, snapshots, (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]),
-                            longest_sequence(a.cu_seqlens, a.n_seqs, a.q.ne[2]), &a.state, &a.state_out, &a.slot_nb)
+    a.n_snapshots = fill_states(arrays, state, state_out, snapshots, (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]),
+                                longest_sequence(a.cu_seqlens, a.n_seqs, a.q.ne[2]), &a.state, &a.state_out, &a.snapshot_nb)
     call_delta(&a, arrays, "state", "state_out")
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
 
@@ -283,7 +283,7 @@ def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, 
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
-    a.n_slots = fill_cache(arrays, cache, 4, rows_in, rows_out, a.n_seqs, &a.state, &a.state_out, &a.rows_in,
-                           &a.rows_out)
+    a.n_snapshots = fill_cache(arrays, cache, 4, rows_in, rows_out, a.n_seqs, &a.state, &a.state_out, &a.rows_in,
+                               &a.rows_out)
     call_delta(&a, arrays, "cache", "cache")
     return arrays.out if out is None else out

@@ -13,7 +13,7 @@ cdef class LayerKernels:
     cdef DeltaArrays delta_arrays
     cdef gdn_conv_args conv
     cdef gdn_delta_net_args delta
-    cdef rows_call decay, factor, gated_norm
+    cdef rowwise_call decay, factor, gated_norm
     cdef bint factored            # beta = beta_factor * sigmoid(b); else the delta rule applies the sigmoid itself
     cdef int32_t n_threads
     cdef dict extents             # the layer's, for a refusal
@@ -57,7 +57,7 @@ cdef class LayerKernels:
         self.conv.rows_out = self.delta.rows_out = <const int64_t *>PyArray_DATA(rows_out)
         self.conv.cu_seqlens = self.delta.cu_seqlens = <const int64_t *>PyArray_DATA(ends)
         self.conv.n_seqs = self.delta.n_seqs = rows_in.shape[0]
-        self.conv.n_slots = self.delta.n_slots = rows_out.shape[1]
+        self.conv.n_snapshots = self.delta.n_snapshots = rows_out.shape[1]
 
     def convolve(self):
         """qkv = silu(conv(qkv)), the ring's window with it."""
@@ -66,9 +66,9 @@ cdef class LayerKernels:
     def gate(self):
         """a = the log decay; b = beta, unless that is sigmoid(b), which the delta rule applies itself."""
         with nogil:
-            run_rows(&self.decay, self.n_threads)
+            run_rowwise(&self.decay, self.n_threads)
             if self.factored:
-                run_rows(&self.factor, self.n_threads)
+                run_rowwise(&self.factor, self.n_threads)
 
     def update(self):
         """v = the delta rule's output, the ring's state with it."""
@@ -77,4 +77,4 @@ cdef class LayerKernels:
     def norm(self):
         """v = the gated norm of v."""
         with nogil:
-            run_rows(&self.gated_norm, self.n_threads)
+            run_rowwise(&self.gated_norm, self.n_threads)

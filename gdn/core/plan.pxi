@@ -2,7 +2,7 @@
 
 cdef struct call_plan:
     refusal why
-    row_call rows
+    cache_rows rows
     int n_workers
     int64_t n_items
     size_t rows_bytes, worker_bytes

@@ -17,9 +17,9 @@ cdef int64_t fill_lengths(CallArrays c, cu_seqlens, int64_t n_batch, const int64
 
 
 cdef int64_t fill_states(CallArrays c, state, state_out, snapshots, tuple shape, int64_t longest, gdn_tensor *c_state,
-                         gdn_tensor *c_state_out, int64_t *slot_nb) except -1:
+                         gdn_tensor *c_state_out, int64_t *snapshot_nb) except -1:
     """The states given and wanted, `shape` a slot; the number of slots to fill."""
-    cdef int64_t n_slots = 1 if snapshots is None else count_argument(snapshots, "snapshots")
+    cdef int64_t n_snapshots = 1 if snapshots is None else count_argument(snapshots, "snapshots")
     if state is not None:
         c.state = fit(state, "state", len(shape), False)
         to_c(c.state, c_state)
@@ -27,9 +27,9 @@ cdef int64_t fill_states(CallArrays c, state, state_out, snapshots, tuple shape,
             raise ValueError(f"state holds {c.state.shape[0]} sequences, the call has {shape[0]}")
         if (<object>c.state).shape != shape:
             raise ValueError(f"state has shape {(<object>c.state).shape}, the call needs {shape}")
-    n_slots = max(<int64_t>1, min(n_slots, longest))
-    c.state_out = state_target(shape, n_slots, c.state, state_out, snapshots is not None, c_state_out, slot_nb)
-    return n_slots
+    n_snapshots = max(<int64_t>1, min(n_snapshots, longest))
+    c.state_out = state_target(shape, n_snapshots, c.state, state_out, snapshots is not None, c_state_out, snapshot_nb)
+    return n_snapshots
 
 
 cdef int64_t fill_cache(CallArrays c, cache, int ndim, rows_in, rows_out, int64_t n_seqs, gdn_tensor *c_state,
@@ -104,28 +104,28 @@ cdef int64_t longest_sequence(const int64_t *cu_seqlens, int64_t n_seqs, int64_t
     return longest
 
 
-cdef ndarray state_target(tuple shape, int64_t n_slots, ndarray state, state_out, bint with_slots, gdn_tensor *c_out,
-                          int64_t *slot_nb):
-    """Allocate or check state_out, `shape` a slot, its slots slot_nb bytes apart.  Allocated in the order of the state
+cdef ndarray state_target(tuple shape, int64_t n_snapshots, ndarray state, state_out, bint with_snapshots, gdn_tensor *c_out,
+                          int64_t *snapshot_nb):
+    """Allocate or check state_out, `shape` a slot, its slots snapshot_nb bytes apart.  Allocated in the order of the state
     given, or with zeros for slots that will not exist."""
     cdef ndarray x, first
     cdef int ndim = len(shape)
     if state_out is None:
-        if with_slots:
-            x = np.zeros((n_slots, *shape), np.float32)
+        if with_snapshots:
+            x = np.zeros((n_snapshots, *shape), np.float32)
         else:
             x = np.empty(shape, np.float32) if state is None else np.empty_like(state, subok=False)
-    elif not with_slots:
+    elif not with_snapshots:
         x = fit(state_out, "state_out", ndim, True)
     elif isinstance(state_out, Tensor):
-        x = split_slots(fit(state_out, "state_out", ndim, True), shape[0])
+        x = split_snapshots(fit(state_out, "state_out", ndim, True), shape[0])
     else:
         x = fit(state_out, "state_out", ndim + 1, True)
     first = x
-    if with_slots:
-        if x.shape[0] < n_slots:
-            raise ValueError(f"state_out has {x.shape[0]} slots, {n_slots} snapshots are to be kept")
-        slot_nb[0] = x.strides[0] if x.strides[0] != 0 else 4         # empty slots have no distance, 0 has a meaning
+    if with_snapshots:
+        if x.shape[0] < n_snapshots:
+            raise ValueError(f"state_out has {x.shape[0]} slots, {n_snapshots} snapshots are to be kept")
+        snapshot_nb[0] = x.strides[0] if x.strides[0] != 0 else 4         # empty slots have no distance, 0 has a meaning
         first = x[0]
     if (<object>first).shape != shape:
         raise ValueError(f"state_out holds states of shape {(<object>first).shape}, the call makes {shape}")
@@ -133,7 +133,7 @@ cdef ndarray state_target(tuple shape, int64_t n_slots, ndarray state, state_out
     return x
 
 
-cdef ndarray split_slots(ndarray x, int64_t n_seqs):
+cdef ndarray split_snapshots(ndarray x, int64_t n_seqs):
     """(K * n_seqs, ...) slot-major as (K, n_seqs, ...), the same memory."""
     if n_seqs == 0:
         return x.reshape(1, *(<object>x).shape)

@@ -1,14 +1,14 @@
-# Doors of the row-wise kernels and of the triangular solve: `plan_*` checks a call and fills its job, `run_*` runs it.
+# The row-wise kernels and of the triangular solve: `plan_*` checks a call and fills its job, `run_*` runs it.
 
-cdef struct rows_call:
-    gdn_rows_job job
+cdef struct rowwise_call:
+    gdn_rowwise_job job
     gdn_item_fn fn
     bint flush
 
 
-cdef void run_rows(rows_call *c, int32_t n_threads) noexcept nogil:
+cdef void run_rowwise(rowwise_call *c, int32_t n_threads) noexcept nogil:
     """All rows of job.out, split into blocks of some thousand values."""
-    cdef gdn_rows_job *job = &c.job
+    cdef gdn_rowwise_job *job = &c.job
     cdef int64_t n = job.out.ne[0], n_items
     job.n_rows = job.out.ne[1] * job.out.ne[2] * job.out.ne[3]
     if n == 0 or job.n_rows == 0:
@@ -23,7 +23,7 @@ cdef gdn_status check_like(const refusal *why, const char *name, const gdn_tenso
     return check_tensor(why, name, t, x.ne[0], x.ne[1], x.ne[2], x.ne[3], writable)
 
 
-cdef gdn_status plan_l2_norm(rows_call *c, const refusal *why, const gdn_tensor *x, float eps, int32_t form,
+cdef gdn_status plan_l2_norm(rowwise_call *c, const refusal *why, const gdn_tensor *x, float eps, int32_t form,
                              const gdn_tensor *out) noexcept nogil:
     c.fn, c.flush = level.l2_norm, True
     c.job.x, c.job.out, c.job.eps, c.job.form = x[0], out[0], eps, form
@@ -31,7 +31,7 @@ cdef gdn_status plan_l2_norm(rows_call *c, const refusal *why, const gdn_tensor 
             or check_like(why, "x", x, x, False) or check_like(why, "out", out, x, True))
 
 
-cdef gdn_status plan_rms_norm_gated(rows_call *c, const refusal *why, const gdn_tensor *x, const gdn_tensor *gate,
+cdef gdn_status plan_rms_norm_gated(rowwise_call *c, const refusal *why, const gdn_tensor *x, const gdn_tensor *gate,
                                     const gdn_tensor *weight, float eps, int32_t activation,
                                     const gdn_tensor *out) noexcept nogil:
     c.fn, c.flush = level.rms_norm_gated, True
@@ -42,10 +42,10 @@ cdef gdn_status plan_rms_norm_gated(rows_call *c, const refusal *why, const gdn_
             or check_tensor(why, "weight", weight, x.ne[0], 1, 1, 1, False) or check_like(why, "out", out, x, True))
 
 
-cdef gdn_status plan_decay_gate(rows_call *c, const refusal *why, const gdn_tensor *a, const gdn_tensor *A,
+cdef gdn_status plan_decay_gate(rowwise_call *c, const refusal *why, const gdn_tensor *a, const gdn_tensor *A,
                                 const gdn_tensor *dt_bias, const float *lower_bound,
                                 const gdn_tensor *out) noexcept nogil:
-    cdef gdn_rows_job *job = &c.job
+    cdef gdn_rowwise_job *job = &c.job
     c.fn, c.flush = level.decay_gate, False       # subnormal decays are results, not to be flushed
     job.x, job.y, job.w, job.out = a[0], A[0], dt_bias[0], out[0]
     job.y.nb[0], job.y.nb[1] = 0, A.nb[0]         # A has one value a head: axis 1
@@ -90,17 +90,17 @@ cdef void run_solve_tri(gdn_solve_job *job, int32_t n_threads) noexcept nogil:
 cdef refusal SILENT = [NULL, 0]
 
 
-cdef gdn_status run_planned(gdn_status status, rows_call *c, int32_t n_threads) noexcept nogil:
+cdef gdn_status run_planned(gdn_status status, rowwise_call *c, int32_t n_threads) noexcept nogil:
     if n_threads < 0:
         return GDN_ERR_VALUE
     if status == GDN_OK:
-        run_rows(c, n_threads)
+        run_rowwise(c, n_threads)
     return status
 
 
 cdef gdn_status c_l2_norm(const gdn_tensor *x, float eps, int32_t form, const gdn_tensor *out,
                           int32_t n_threads) noexcept nogil:
-    cdef rows_call c
+    cdef rowwise_call c
     if x == NULL or out == NULL:
         return GDN_ERR_NULL
     return run_planned(plan_l2_norm(&c, &SILENT, x, eps, form, out), &c, n_threads)
@@ -108,7 +108,7 @@ cdef gdn_status c_l2_norm(const gdn_tensor *x, float eps, int32_t form, const gd
 
 cdef gdn_status c_rms_norm_gated(const gdn_tensor *x, const gdn_tensor *gate, const gdn_tensor *weight, float eps,
                                  int32_t activation, const gdn_tensor *out, int32_t n_threads) noexcept nogil:
-    cdef rows_call c
+    cdef rowwise_call c
     if x == NULL or gate == NULL or weight == NULL or out == NULL:
         return GDN_ERR_NULL
     return run_planned(plan_rms_norm_gated(&c, &SILENT, x, gate, weight, eps, activation, out), &c, n_threads)
@@ -116,7 +116,7 @@ cdef gdn_status c_rms_norm_gated(const gdn_tensor *x, const gdn_tensor *gate, co
 
 cdef gdn_status c_decay_gate(const gdn_tensor *a, const gdn_tensor *A, const gdn_tensor *dt_bias,
                              const float *lower_bound, const gdn_tensor *out, int32_t n_threads) noexcept nogil:
-    cdef rows_call c
+    cdef rowwise_call c
     if a == NULL or A == NULL or dt_bias == NULL or out == NULL:
         return GDN_ERR_NULL
     return run_planned(plan_decay_gate(&c, &SILENT, a, A, dt_bias, lower_bound, out), &c, n_threads)
@@ -167,7 +167,7 @@ def l2_norm(x, eps=1e-6, *, form="sum", out=None, n_threads=None):
     cdef ndarray x_ = rows_array(x, "x", False)
     cdef ndarray y = output_like(x_, out)
     cdef gdn_tensor c_x, c_out
-    cdef rows_call c
+    cdef rowwise_call c
     cdef float c_eps = float_argument(eps, "eps")
     cdef int32_t c_form = choice(FORMS, form, "form"), threads = threads_argument(n_threads)
     to_c(x_, &c_x)
@@ -175,7 +175,7 @@ def l2_norm(x, eps=1e-6, *, form="sum", out=None, n_threads=None):
     check(plan_l2_norm(&c, &told, &c_x, c_eps, c_form, &c_out))
     check_overlap("out", y, (("x", x_, True),))
     with nogil:
-        run_rows(&c, threads)
+        run_rowwise(&c, threads)
     return y if out is None else out
 
 
@@ -191,16 +191,16 @@ def rms_norm_gated(x, gate, weight, eps=1e-6, *, activation="silu", out=None, n_
     cdef ndarray z = rows_array(gate, "gate", False)
     cdef ndarray w = fit(weight, "weight", 1, False)
     cdef ndarray y = output_like(x_, out)
-    cdef rows_call c
+    cdef rowwise_call c
     cdef int32_t threads = threads_argument(n_threads)
     plan_norm_arrays(&c, x_, z, w, float_argument(eps, "eps"), choice(ACTIVATIONS, activation, "activation"), y)
     check_overlap("out", y, (("x", x_, True), ("gate", z, True), ("weight", w, False)))
     with nogil:
-        run_rows(&c, threads)
+        run_rowwise(&c, threads)
     return y if out is None else out
 
 
-cdef int plan_norm_arrays(rows_call *c, ndarray x, ndarray gate, ndarray weight, float eps, int32_t activation,
+cdef int plan_norm_arrays(rowwise_call *c, ndarray x, ndarray gate, ndarray weight, float eps, int32_t activation,
                           ndarray out) except -1:
     cdef gdn_tensor c_x, c_gate, c_weight, c_out
     to_c(x, &c_x)
@@ -225,7 +225,7 @@ def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
     cdef ndarray A_ = fit(A, "A", 1, False)
     cdef ndarray bias = as_array(dt_bias, "dt_bias", False)
     cdef ndarray y
-    cdef rows_call c
+    cdef rowwise_call c
     cdef int32_t threads = threads_argument(n_threads)
     if not 3 <= a_.ndim <= 4:
         raise ValueError(f"a must have 3 axes (n_seqs, n_tokens, H) or 4, got shape {(<object>a_).shape}")
@@ -237,7 +237,7 @@ def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
     plan_gate_arrays(&c, a_, A_, bias, lower_bound, y)
     check_overlap("out", y, (("a", a_, True), ("A", A_, False), ("dt_bias", bias, False)))
     with nogil:
-        run_rows(&c, threads)
+        run_rowwise(&c, threads)
     return y if out is None else out
 
 
@@ -246,7 +246,7 @@ cdef bint is_scalar_gate(ndarray a, int64_t H, int64_t n_bias):
     return a.shape[0] == 1 and a.shape[3] == H == n_bias and not (a.shape[2] == H and H == 1)
 
 
-cdef int plan_gate_arrays(rows_call *c, ndarray a, ndarray A, ndarray dt_bias, lower_bound, ndarray out) except -1:
+cdef int plan_gate_arrays(rowwise_call *c, ndarray a, ndarray A, ndarray dt_bias, lower_bound, ndarray out) except -1:
     cdef gdn_tensor c_a, c_A, c_bias, c_out
     cdef float bound = 0 if lower_bound is None else float_argument(lower_bound, "lower_bound")
     to_c(a, &c_a)

@@ -8,7 +8,7 @@ cdef gdn_status inspect(gdn_ring_header *ring, gdn_ring_step *step, int64_t i) n
         return status
     if n_tokens < 0 or n_tokens > MAX_TOKENS or at < NOWHERE:
         return GDN_ERR_VALUE
-    if kept(ring, n_tokens) > step.n_columns:
+    if kept(ring, n_tokens) > step.n_snapshots:
         return GDN_ERR_SHAPE
     stands = record(ring, step.rows_in[i]).position
     if at > 0 and at != stands:
@@ -21,7 +21,7 @@ cdef void enlist(gdn_ring_header *ring, gdn_ring_step *step, int64_t i, int64_t 
     cdef gdn_ring_slot *r = touch(ring, slot)
     cdef bint fresh = step.positions != NULL and step.positions[i] == 0
     cdef int64_t n = kept(ring, step.n_tokens[i]), s, newest
-    cdef int64_t *out = step.rows_out + i * step.n_columns
+    cdef int64_t *out = step.rows_out + i * step.n_snapshots
     newest = n + 1 if fresh and needs_zeros(ring, step.n_tokens[i]) else n
     mark(r, GDN_MARK_FRESH if fresh else GDN_MARK_STEP, newest, step.n_tokens[i], id)
     step.rows_in[i] = NOWHERE if fresh else row_of(ring, slot, r.head)
@@ -30,7 +30,7 @@ cdef void enlist(gdn_ring_header *ring, gdn_ring_step *step, int64_t i, int64_t 
         newest -= ring.n_planes
     for s in range(n):
         out[s] = row_of(ring, slot, newest - s)
-    for s in range(n, step.n_columns):
+    for s in range(n, step.n_snapshots):
         out[s] = NOWHERE
 
 
@@ -43,7 +43,7 @@ cdef gdn_status ring_begin(gdn_ring_header *ring, gdn_ring_step *step) noexcept 
     if step.size != sizeof(gdn_ring_step):
         return GDN_ERR_ABI
     step.step, step.failed, step.first = 0, NOWHERE, NOWHERE
-    if step.n_seqs < 0 or step.n_columns < 1:
+    if step.n_seqs < 0 or step.n_snapshots < 1:
         return GDN_ERR_SHAPE
     if step.n_seqs and (step.seq_ids == NULL or step.n_tokens == NULL or step.rows_in == NULL or step.rows_out == NULL):
         return GDN_ERR_NULL
