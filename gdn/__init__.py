@@ -19,4 +19,5 @@ from gdn._tensor import Tensor
 from gdn._version import __version__
 from gdn.batch import Batch
 from gdn.layer import GatedDeltaNet, KimiDeltaAttention
+from gdn.layer_config import LayerConfig
 from gdn.ring import RingFullError, StateLostError, StateRing

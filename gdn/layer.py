@@ -1,20 +1,20 @@
 """Whole linear-attention layers: Gated DeltaNet and Kimi Delta Attention, hidden states in, hidden states out."""
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 
 import numpy as np
 
 from gdn import _core, reference, weight_layouts
 from gdn.batch import Batch
+from gdn.layer_config import LayerConfig, finite
 from gdn.ring import Step
 
 __all__ = ["GatedDeltaNet", "KimiDeltaAttention"]
 
 FLOAT32 = np.dtype(np.float32)
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 ALONE = 1024      # calls of fewer tokens run their kernels on one thread: BLAS's threads still spin on the other cores
 KEPT = 64         # calls of fewer tokens leave their arrays to the next
-CHOICES = {"head_map": ("tiled", "interleaved"), "l2_form": ("sum", "max"), "activation": ("silu", "sigmoid")}
 
 
 def _float32(name, x):
@@ -24,31 +24,35 @@ def _float32(name, x):
     return x
 
 
-def _finite(name, x):
-    """x, a number that float32 holds."""
-    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)) or not abs(x) <= FLOAT32_MAX:
-        raise ValueError(f"{name} must be a finite number, got {x!r}")
-    return float(x)
-
-
 class _Layer:
     """What both kinds share: weights in one flat form, the steps, the trace."""
 
-    def __init__(self, weights, config, lora=None):
-        for name, x in (("weights", weights), ("config", config)):
-            if not isinstance(x, Mapping):
-                raise TypeError(f"{name} must be a mapping, got {type(x).__name__}")
-        self._read_config(config)
+    def __init__(self, weights, config, lora=None, lora_order="checkpoint"):
+        if not isinstance(weights, Mapping) or not isinstance(config, (LayerConfig, Mapping)):
+            raise TypeError(f"weights must be a mapping and config a gdn.LayerConfig or a mapping of its fields, got "
+                            f"{type(weights).__name__} and {type(config).__name__}")
+        config = config if isinstance(config, LayerConfig) else LayerConfig(**config)
+        if config.kind != self.KIND:
+            raise ValueError(f"config: kind is {config.kind!r}, {type(self).__name__} needs {self.KIND!r}")
+        self.config = config
+        vars(self).update((x.name, getattr(config, x.name)) for x in fields(config))
+        self.key_size, self.value_size, self.C = self.H_k * self.S_k, self.H_v * self.S_v, config.channels
+        self.tag = config.tag     # of `StateRing.create`, and what it needs to know of the layer
+        self.extents = {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
+                        "conv_width": self.width}
         w = self._check_weights(weight_layouts.flat(weights, config))
         self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
-        self.A, self.norm, self.out = w["A"], w["norm"], w["out"]
-        self.dt_bias = w["dt_bias"]
+        self.A, self.dt_bias, self.out = w["A"], w["dt_bias"], w["out"]
+        self.norm = np.float32(self.output_gate_factor) * (np.float32(self.norm_offset) + w["norm"])
         # One matmul of all projections of x; each is a slice of its columns.
-        self.inputs = np.concatenate([w[name] for name in self.INPUTS])
-        ends = np.cumsum([len(w[name]) for name in self.INPUTS])
-        self.columns = {name: slice(end - len(w[name]), end) for name, end in zip(self.INPUTS, ends, strict=True)}
-        self.low_rank = {name: w[name] for name in self.LOW_RANK}
-        self.lora = self._check_lora(lora or {}, w, config)
+        inputs = weight_layouts.inputs(config)
+        self.inputs = np.concatenate([w[name] for name in inputs])
+        ends = np.cumsum([len(w[name]) for name in inputs])
+        self.columns = {name: slice(end - len(w[name]), end) for name, end in zip(inputs, ends, strict=True)}
+        # {what comes of it: (the projection it multiplies, its weight, its name)}
+        self.low_rank = {high: (f"{low}_a", w[f"{low}_b"], f"{low}_b") for low, high in (("f", "a"), ("g", "z"))
+                         if f"{low}_b" in w}
+        self.lora = self._check_lora({} if lora is None else lora, lora_order)
         self._spare = {}          # _Arrays of the last call of few tokens, by their number
 
     def __setattr__(self, name, value):
@@ -62,98 +66,77 @@ class _Layer:
     # ---- loading ---------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_state_dict(cls, weights, prefix, config, lora=None):
+    def from_state_dict(cls, weights, prefix, config, lora=None, *, lora_order="checkpoint", overrides=None):
         """From transformers' names: see `gdn.adapters.state_dict.read_layer`."""
         from gdn.adapters import state_dict
 
-        return cls(*state_dict.read_layer(weights, prefix, config), lora)
+        return cls(*state_dict.read_layer(weights, prefix, config, overrides), lora, lora_order)
 
     @classmethod
-    def from_gguf(cls, path, block, lora=None):
+    def from_gguf(cls, path, block, lora=None, *, lora_order="checkpoint", overrides=None):
         """A block of a GGUF file, read through the `gguf` package; ValueError for a file that holds none such."""
         from gdn.adapters import gguf
 
-        return cls(*gguf.read_layer(path, block), lora)
-
-    def _read_config(self, config):
-        needed = ("kind", *weight_layouts.EXTENTS, *CHOICES, "norm_eps", "l2_eps", "beta_factor")
-        missing = [name for name in needed if name not in config]
-        if missing:
-            raise ValueError(f"config lacks {', '.join(missing)}")
-        unknown = [str(name) for name in config if name not in (*needed, "lower_bound", "projections")]
-        if unknown:
-            raise ValueError(f"config: unknown {', '.join(unknown)}; expected {', '.join(needed)}, lower_bound")
-        if config["kind"] != self.KIND:
-            raise ValueError(f"config: kind is {config['kind']!r}, {type(self).__name__} needs {self.KIND!r}")
-        weight_layouts.check_extents(config)
-        for name in weight_layouts.EXTENTS:
-            setattr(self, name, int(config[name]))
-        for name, choices in CHOICES.items():
-            if config[name] not in choices:
-                raise ValueError(f"config: {name} must be one of {choices}, got {config[name]!r}")
-            setattr(self, name, config[name])
-        if self.H_v % self.H_k:
-            raise ValueError(f"config: H_v = {self.H_v} is no multiple of H_k = {self.H_k}")
-        self.norm_eps, self.l2_eps = _finite("config: norm_eps", config["norm_eps"]), _finite("config: l2_eps", config["l2_eps"])
-        if self.norm_eps < 0 or self.l2_eps < 0:
-            raise ValueError(f"config: norm_eps and l2_eps must not be negative, got {self.norm_eps} and {self.l2_eps}")
-        self.beta_factor = _finite("config: beta_factor", config["beta_factor"])
-        if self.beta_factor <= 0:
-            raise ValueError(f"config: beta_factor must be positive, got {self.beta_factor}")
-        lower_bound = config.get("lower_bound")
-        self.lower_bound = None if lower_bound is None else _finite("config: lower_bound", lower_bound)
-        if self.lower_bound is not None and self.lower_bound >= 0:
-            raise ValueError(f"config: lower_bound is the least log decay, below 0, got {self.lower_bound}")
-        self.key_size, self.value_size = self.H_k * self.S_k, self.H_v * self.S_v
-        self.C = weight_layouts.rows(config)["qkv"]
-        # What `StateRing.create` needs to know of the layer.
-        self.extents = {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
-                        "conv_width": self.width}
+        return cls(*gguf.read_layer(path, block, overrides), lora, lora_order)
 
     def _check_weights(self, weights):
-        shapes = {"qkv": (self.C, self.n_embd), "b": (self.H_v, self.n_embd), "conv": (self.C, self.width),
-                  "conv_bias": (self.C,), "A": (self.H_v,), "norm": (self.S_v,),
-                  "out": (self.n_embd, self.value_size), **self._kind_shapes(weights)}
-        unknown = sorted(set(weights) - set(shapes))
+        shapes = weight_layouts.shapes(self.config)
+        needed = [*weight_layouts.inputs(self.config), "conv", "A", "dt_bias", "norm", "out"]
+        needed += [f"{name[0]}_b" for name in needed if name in ("f_a", "g_a")]
+        unknown = sorted(set(weights) - {*needed, "conv_bias"})
         if unknown:
-            raise ValueError(f"weights: unknown {', '.join(unknown)}; expected {', '.join(shapes)}")
+            raise ValueError(f"weights: unknown {', '.join(unknown)}; expected {', '.join(needed)}, conv_bias")
         checked = {}
-        for name, shape in shapes.items():
+        for name in (*needed, "conv_bias"):
             if weights.get(name) is None:
                 if name == "conv_bias":
                     continue
-                raise ValueError(f"weights lack {name}, expected shape {shape}")
+                raise ValueError(f"weights lack {name}, expected shape {shapes[name]}")
             checked[name] = np.array(_float32(f"weights: {name}", weights[name]), order="C")     # the layer's own
-            if checked[name].shape != shape:
-                raise ValueError(f"weights: {name} has shape {checked[name].shape}, expected {shape}")
+            if checked[name].shape != shapes[name]:
+                raise ValueError(f"weights: {name} has shape {checked[name].shape}, expected {shapes[name]}")
+        if not (checked["A"] <= 0).all():
+            raise ValueError(f"weights: A must be -exp(A_log), 0 or less, got {checked['A'][~(checked['A'] <= 0)][0]}")
         return checked
 
-    def _check_lora(self, lora, w, config):
-        """Pairs by flat projection, B times scale; the names may be those that the weights came under."""
-        came, shapes = config.get("projections", {}), {name: w[name].shape for name in (*self.LOW_RANK, "out")}
-        shapes |= {name: (n, self.n_embd) for name, n in weight_layouts.rows(config).items()
-                   if self.KIND == "gdn" or name in weight_layouts.JOINED["qkv"]}
-        shapes |= {name: w[name].shape for name in self.INPUTS}
-        checked = {}
+    def _check_lora(self, lora, order):
+        """{flat projection: [(A, scale * B)]} in the layer's own order of heads."""
+        if order not in ("checkpoint", "file"):
+            raise ValueError(f"lora_order must be \"checkpoint\" or \"file\", got {order!r}")
         if not isinstance(lora, Mapping):
             raise TypeError(f"lora must map projections to pairs, got {type(lora).__name__}")
+        # Rows are told apart in the order they come in, and put into the layer's after that.
+        came = replace(self.config, head_map="interleaved") if order == "checkpoint" else self.config
+        retile = self.config.is_tiled and not came.is_tiled
+        shapes = {name: shape for name, shape in weight_layouts.shapes(came).items()
+                  if len(shape) == 2 and not name.startswith("conv")}
+        checked = {}
         for name, pairs in lora.items():
-            slot = came.get(name, name)
+            slot = name if name in shapes else came.projections.get(name)
             if slot not in shapes:
-                raise ValueError(f"lora: unknown projection {name!r}, expected one of {', '.join((*shapes, *came))}")
-            n_out, n_in = shapes[slot]
+                raise ValueError(f"lora: unknown projection {name!r}, expected one of "
+                                 f"{', '.join((*shapes, *came.projections))}")
             for pair in pairs if isinstance(pairs, (list, tuple)) else [None]:
-                if not isinstance(pair, (list, tuple)) or len(pair) != 3:
-                    raise ValueError(f"lora: {name} must be a list of (A, B, scale), got {pairs!r:.80}")
-                A, B, scale = pair
-                A, B = (np.array(_float32(f"lora: {name}", x), order="C") for x in (A, B))      # the layer's own
-                scale = np.float32(_finite(f"lora: the scale of {name}", scale))
-                if A.ndim != 2 or A.shape[1] != n_in or B.shape != (n_out, len(A)):
-                    raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {n_in}) "
-                                     f"and ({n_out}, r)")
-                for flat, part in weight_layouts.spread(slot, B * scale, config).items():
+                A, B = self._check_pair(name, pair, shapes[slot])
+                for flat, part in weight_layouts.spread(slot, B, came).items():
+                    if retile and flat == "out":
+                        A = weight_layouts.tile(flat, A, came, axis=1)
+                    elif retile and flat not in ("f_a", "g_a"):
+                        part = weight_layouts.tile(flat, part, came)
                     checked.setdefault(flat, []).append((A, part))
         return checked
+
+    @staticmethod
+    def _check_pair(name, pair, shape):
+        """(A, scale * B) of one of the pairs for a projection of that shape."""
+        if not isinstance(pair, (list, tuple)) or len(pair) != 3:
+            raise ValueError(f"lora: {name} must be a list of (A, B, scale), got {pair!r:.80}")
+        A, B, scale = pair
+        A, B = (np.array(_float32(f"lora: {name}", x), order="C") for x in (A, B))      # the layer's own
+        scale = np.float32(finite(f"lora: the scale of {name}", scale))
+        if A.ndim != 2 or A.shape[1] != shape[1] or B.shape != (shape[0], len(A)):
+            raise ValueError(f"lora: {name} has A {A.shape} and B {B.shape}, expected (r, {shape[1]}) and ({shape[0]}, r)")
+        return A, B * scale
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 
@@ -238,54 +221,39 @@ class _Layer:
     def _project(self, x, t):
         self._product(x, self.inputs, t.inputs)
         if self.lora:
-            for name in self.INPUTS:
+            for name in self.columns:
                 self._add_lora(name, x, t.parts[name])
+        for high, (low, weight, name) in self.low_rank.items():
+            self._matmul(name, t.parts[low], weight, t.parts[high])
 
 
 class GatedDeltaNet(_Layer):
-    """The linear-attention layer of Qwen3-Next, Qwen3.5 and OLMo-Hybrid (arXiv 2412.06464).
+    """The linear-attention layer of Qwen3-Next, Qwen3.5, Qwen4-exp, Lara-mini and OLMo-Hybrid (arXiv 2412.06464).
 
-    config    kind "gdn", n_embd, H_k, H_v, S_k, S_v, width, head_map ("tiled" or "interleaved"), norm_eps, l2_eps,
-              l2_form, beta_factor (1, or 2 for beta in (0, 2)), activation of the gated norm ("silu" or "sigmoid")
+    config    a `gdn.LayerConfig` of kind "gdn", or a mapping of its fields
     weights   float32, rows are outputs: qkv (C, n_embd) with rows q | k | v over heads, C = 2 H_k S_k + H_v S_v;
               z (H_v S_v, n_embd); b, a (H_v, n_embd); conv (C, width), conv_bias (C,) or none; A (H_v,) = -exp(A_log);
-              dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v).  Fused or separate forms: see `gdn.weight_layouts`
+              dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v).  With ranks f_a (r, n_embd), f_b (H_v, r) in place of
+              a, g_a (r, n_embd), g_b (H_v S_v, r) in place of z.  Fused or separate forms: see `gdn.weight_layouts`
     lora      float32 {projection: [(A (r, inputs), B (outputs, r), scale), ...]}: y += scale * B (A x), by the names above,
               of any form, or by those that the weights were loaded under (in_proj_qkvz, ssm_ba, ...)
+    lora_order    how the pairs count value heads: "checkpoint", grouped by key head, as adapters are trained whatever
+              file the weights come from; "file": as the layer's weights do
 
-    ValueError names what is missing or mis-shaped and what was expected.
+    ValueError names what is missing or mis-shaped and what was expected, and refuses A > 0 or NaN, and weights grouped
+    per key head where head_map is "tiled"; TypeError: an array that is not float32.
     """
 
     KIND = "gdn"
-    INPUTS = ("qkv", "z", "b", "a")
-    LOW_RANK = {}
-
-    def _kind_shapes(self, weights):
-        return {"z": (self.value_size, self.n_embd), "a": (self.H_v, self.n_embd), "dt_bias": (self.H_v,)}
 
 
 class KimiDeltaAttention(_Layer):
-    """The linear-attention layer of Kimi-Linear (arXiv 2510.26692): a gate per key channel.
+    """The linear-attention layer of Kimi-Linear, GLM-5-Next and Bailing-hybrid (arXiv 2510.26692): a gate per key channel.
 
-    As `GatedDeltaNet`, but kind "kda"; lower_bound (a number or None) selects the bounded form of the gate; weights
-    f_a (r, n_embd), f_b (H_v S_k, r) in place of a, g_a (r, n_embd), g_b (H_v S_v, r) in place of z, and
-    dt_bias (H_v S_k,).
+    As `GatedDeltaNet`, but kind "kda", a (H_v S_k, n_embd) or f_b (H_v S_k, r), and dt_bias (H_v S_k,).
     """
 
     KIND = "kda"
-    INPUTS = ("qkv", "b", "f_a", "g_a")
-    LOW_RANK = {"f_b": "a", "g_b": "z"}
-
-    def _kind_shapes(self, weights):
-        rank = {name: len(weights[name]) if np.ndim(weights.get(name)) == 2 else 1 for name in ("f_a", "g_a")}
-        return {"f_a": (rank["f_a"], self.n_embd), "f_b": (self.H_v * self.S_k, rank["f_a"]),
-                "g_a": (rank["g_a"], self.n_embd), "g_b": (self.value_size, rank["g_a"]),
-                "dt_bias": (self.H_v * self.S_k,)}
-
-    def _project(self, x, t):
-        super()._project(x, t)
-        self._matmul("f_b", t.parts["f_a"], self.low_rank["f_b"], t.parts["a"])
-        self._matmul("g_b", t.parts["g_a"], self.low_rank["g_b"], t.parts["z"])
 
 
 class _Arrays:
@@ -298,8 +266,8 @@ class _Arrays:
     def __init__(self, layer, n):
         self.inputs = np.empty((n, len(layer.inputs)), np.float32)
         self.parts = {name: self.inputs[:, columns] for name, columns in layer.columns.items()}
-        for name, product in layer.LOW_RANK.items():
-            self.parts[product] = np.empty((n, len(layer.low_rank[name])), np.float32)
+        for name, (_, weight, _) in layer.low_rank.items():
+            self.parts[name] = np.empty((n, len(weight)), np.float32)
         qkv, q_end, k_end = self.parts["qkv"], layer.key_size, 2 * layer.key_size
         self.qkv, self.b, self.values = qkv[None], self.parts["b"][None], qkv[:, k_end:]
         self.q = qkv[:, :q_end].reshape(1, n, layer.H_k, layer.S_k)

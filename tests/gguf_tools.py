@@ -25,7 +25,8 @@ KIMI_META = {"block_count": 2, "embedding_length": E, "ssm.conv_kernel": 4, "kda
 
 
 def random_tensors(shapes, rng):
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return tensors | {"ssm_a": -np.abs(tensors["ssm_a"])}
 
 
 def write(path, arch, meta, tensors, il=1, types=None):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from gguf_tools import (
 )
 from helpers import DATA, assert_close
 
+import gdn
 from gdn import reference
 from gdn.adapters.gguf import describe, inspect, read_layer
 
@@ -40,22 +42,22 @@ def npz(name):
 def layer(w, config, x):
     """The whole layer on one sequence, in float64, from the weights and the configuration alone."""
     w = {key: value.astype(np.float64) for key, value in w.items()}
-    n, H_k, H_v, S_k = len(x), config["H_k"], config["H_v"], config["S_k"]
+    n, H_k, H_v, S_k = len(x), config.H_k, config.H_v, config.S_k
     pre = x @ w["qkv"].T
-    padded = np.concatenate([np.zeros((config["width"] - 1, pre.shape[1])), pre])
-    conv = sum(padded[i:i + n] * w["conv"][:, i] for i in range(config["width"])) + w.get("conv_bias", 0)
+    padded = np.concatenate([np.zeros((config.width - 1, pre.shape[1])), pre])
+    conv = sum(padded[i:i + n] * w["conv"][:, i] for i in range(config.width)) + w.get("conv_bias", 0)
     q, k, v = np.split(conv * reference.sigmoid(conv), [H_k * S_k, 2 * H_k * S_k], axis=1)
-    beta = config["beta_factor"] * reference.sigmoid(x @ w["b"].T)
-    kda = config["kind"] == "kda"
+    beta = config.beta_factor * reference.sigmoid(x @ w["b"].T)
+    kda = config.kind == "kda"
     a = x @ w["f_a"].T @ w["f_b"].T if kda else x @ w["a"].T
     g = reference.softplus(a + w["dt_bias"]) * (np.repeat(w["A"], S_k) if kda else w["A"])
     z = x @ w["g_a"].T @ w["g_b"].T if kda else x @ w["z"].T
     o, _ = reference.recurrent(
         q.reshape(1, n, H_k, S_k), k.reshape(1, n, H_k, S_k), v.reshape(1, n, H_v, -1),
-        g.reshape((1, n, H_v, S_k) if kda else (1, n, H_v)), beta[None], head_map=config["head_map"], qk_l2norm=True,
-        l2_eps=config["l2_eps"], l2_form=config["l2_form"])
-    o = o / np.sqrt((o * o).mean(-1, keepdims=True) + config["norm_eps"]) * w["norm"]
-    gate = reference.sigmoid(z) * (z if config["activation"] == "silu" else 1)
+        g.reshape((1, n, H_v, S_k) if kda else (1, n, H_v)), beta[None], head_map=config.head_map, qk_l2norm=True,
+        l2_eps=config.l2_eps, l2_form=config.l2_form)
+    o = o / np.sqrt((o * o).mean(-1, keepdims=True) + config.norm_eps) * w["norm"]
+    gate = reference.sigmoid(z) * (z if config.activation == "silu" else 1)
     return (o.reshape(n, -1) * gate) @ w["out"].T
 
 
@@ -79,10 +81,10 @@ def test_qwen3next_weights_are_transformers(rng):
     np.testing.assert_array_equal(w["norm"], ref["w.norm.weight"])
     np.testing.assert_array_equal(w["out"], ref["w.out_proj.weight"])
     assert set(w) == GDN_KEYS
-    assert config == {"kind": "gdn", "n_embd": 64, "H_k": 2, "H_v": 4, "S_k": 64, "S_v": 64, "width": 4,
-                      "head_map": "interleaved", "norm_eps": float(np.float32(1e-6)), "l2_eps": 1e-6, "l2_form": "sum",
-                      "beta_factor": 1.0, "activation": "silu", "lower_bound": None,
-                      "projections": {"attn_qkv": "qkv", "attn_gate": "z", "ssm_ba": "ba", "ssm_out": "out"}}
+    assert config == gdn.LayerConfig(
+        kind="gdn", n_embd=64, H_k=2, H_v=4, S_k=64, S_v=64, width=4, head_map="interleaved",
+        norm_eps=float(np.float32(1e-6)), activation="silu", family="qwen3_next",
+        projections={"attn_qkv": "qkv", "attn_gate": "z", "ssm_ba": "ba", "ssm_out": "out"})
 
 
 def test_qwen35_weights_are_transformers_with_value_heads_tiled():
@@ -99,7 +101,7 @@ def test_qwen35_weights_are_transformers_with_value_heads_tiled():
     np.testing.assert_array_equal(w["out"], ref["w.out_proj.weight"][:, values])
     np.testing.assert_allclose(w["A"], -np.exp(ref["w.A_log"][heads]), rtol=1e-6)
     assert set(w) == GDN_KEYS
-    assert (config["head_map"], config["H_k"], config["H_v"], config["S_k"], config["S_v"]) == ("tiled", 2, 4, 32, 32)
+    assert (config.head_map, config.H_k, config.H_v, config.S_k, config.S_v) == ("tiled", 2, 4, 32, 32)
 
 
 @pytest.mark.parametrize("name", ["qwen3next", "qwen35"])
@@ -129,7 +131,7 @@ def test_kimi_linear_is_transformers(tmp_path):
     np.testing.assert_array_equal(w["qkv"], np.concatenate([ref[f"w.{x}_proj.weight"] for x in "qkv"]))
     np.testing.assert_array_equal(w["conv"], ref["w.conv1d.weight"][:, 0])
     assert w["A"].shape == (3,) and w["dt_bias"].shape == (96,) and w["f_a"].shape == (32, 64)
-    assert (config["kind"], config["activation"], config["H_k"], config["lower_bound"]) == ("kda", "sigmoid", 3, None)
+    assert (config.kind, config.activation, config.H_k, config.lower_bound) == ("kda", "sigmoid", 3, None)
     assert_close(layer(w, config, ref["x"][0].astype(np.float64)), ref["y"][0], "y of kimi")
 
 
@@ -138,7 +140,7 @@ def test_trained_model_has_four_layers_in_half_precision():
     for il, described in enumerate(describe(path)):
         w, config = read_layer(path, il)
         assert described["il"] == il and described["types"] == ["F16", "F32"]
-        assert {**config, "projections": None}.items() <= {**described, "projections": None}.items()
+        assert {**asdict(config), "projections": None}.items() <= {**described, "projections": None}.items()
         assert described["state_bytes"] == 4 * (3 * 512 + 4 * 64 * 64)
         assert w["qkv"].shape == (512, 192) and w["qkv"].dtype == np.float32
         np.testing.assert_array_equal(w["qkv"], w["qkv"].astype(np.float16))
@@ -159,7 +161,7 @@ def test_fused_qkvz_and_ba_equal_the_separate_form(tmp_path, rng):
     ref, config = read_layer(write(tmp_path / "a.gguf", "qwen3next", META, tensors), 1)
     for i, form in enumerate((split, fused)):
         w, c = read_layer(write(tmp_path / f"{i}.gguf", "qwen3next", META, form), 1)
-        assert {**c, "projections": config["projections"]} == config and set(w) == set(ref) == GDN_KEYS
+        assert replace(c, projections=config.projections) == config and set(w) == set(ref) == GDN_KEYS
         for key in ref:
             np.testing.assert_array_equal(w[key], ref[key], err_msg=key)
             assert w[key].dtype == np.float32 and w[key].flags.c_contiguous and w[key].flags.writeable
@@ -168,7 +170,7 @@ def test_fused_qkvz_and_ba_equal_the_separate_form(tmp_path, rng):
 def test_qwen35moe_and_convolution_bias(tmp_path, rng):
     tensors = random_tensors(FORMS["qwen35"] | {"ssm_conv1d.bias": (C,)}, rng)
     w, config = read_layer(write(tmp_path / "x.gguf", "qwen35moe", META, tensors), 1)
-    assert config["head_map"] == "tiled" and config["S_k"] == S_K and config["S_v"] == S_V
+    assert config.head_map == "tiled" and config.S_k == S_K and config.S_v == S_V
     np.testing.assert_array_equal(w["conv_bias"], tensors["ssm_conv1d.bias"])
 
 
@@ -176,7 +178,7 @@ def test_kimi_gate_rank_and_lower_bound(tmp_path, rng):
     tensors = random_tensors(KIMI, rng)
     w, config = read_layer(write(tmp_path / "x.gguf", "kimi-linear", KIMI_META | {"kda.gate_lower_bound": -5.0},
                                  tensors), 1)
-    assert config["lower_bound"] == -5.0 and w["f_a"].shape == (RANK, E) and w["g_b"].shape == (H * S, RANK)
+    assert config.lower_bound == -5.0 and w["f_a"].shape == (RANK, E) and w["g_b"].shape == (H * S, RANK)
 
 
 @pytest.mark.parametrize("qtype, bound", [(T.F16, 1e-3), (T.BF16, 1e-2), (T.Q8_0, 1e-2), (T.Q5_1, 5e-2), (T.Q4_0, 0.2)])

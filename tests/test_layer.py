@@ -4,6 +4,7 @@ import copy
 import pickle
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -280,7 +281,7 @@ def test_options_reach_the_kernels(form):
     """Epsilons that no checkpoint has: each changes what it is for."""
     case = Case("qwen35")
     weights, config = state_dict.read_layer(case.weights, "", case.config)
-    layer = gdn.GatedDeltaNet(weights, {**config, "l2_eps": 3, "l2_form": form, "norm_eps": 0.25})
+    layer = gdn.GatedDeltaNet(weights, replace(config, l2_eps=3, l2_form=form, norm_eps=0.25))
     ring, trace = case.ring(), {}
     ring.acquire(0)
     run(layer, ring, case.x, [0] * 75, trace=trace)

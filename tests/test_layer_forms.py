@@ -152,8 +152,8 @@ def test_what_a_config_says(tensors, model):
     for given in (config, {"model_type": "whole", "text_config": config}, SimpleNamespace(**config),
                   SimpleNamespace(text_config=SimpleNamespace(**config))):
         said = state_dict.read_layer(weights, "", given)[1]
-        assert {name: said[name] for name in fixed} == fixed
-    assert state_dict.read_layer(weights, "", {**config, "linear_allow_neg_eigval": False})[1]["beta_factor"] == 1
+        assert {name: getattr(said, name) for name in fixed} == fixed
+    assert state_dict.read_layer(weights, "", {**config, "linear_allow_neg_eigval": False})[1].beta_factor == 1
     with pytest.raises(ValueError, match="hidden_act 'gelu'"):
         state_dict.read_layer(weights, "", {**config, "hidden_act": "gelu"})
 
@@ -212,7 +212,8 @@ def test_kimi_takes_no_other_gate():
 
 
 def test_rows_of_every_form():
-    c = {"H_k": H_K, "H_v": H_V, "S_k": S_K, "S_v": S_V}
+    c = gdn.LayerConfig(kind="gdn", n_embd=1, H_k=H_K, H_v=H_V, S_k=S_K, S_v=S_V, width=WIDTH, head_map="interleaved",
+                        norm_eps=0, activation="silu")
     rows = weight_layouts.rows(c)
     weights = every_form(*random_rows(np.random.default_rng(0), 1))
     assert rows["qkvz"] == len(weights["in_proj_qkvz"]) and rows["qkv"] == len(weights["in_proj_qkv"])

@@ -1,8 +1,11 @@
 """Weights and configurations under transformers' names, as plain layer weights and config."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from gdn import weight_layouts
+from gdn.layer_config import LayerConfig
 
 __all__ = ["read_layer"]
 
@@ -28,13 +31,14 @@ FORMS = {"gdn": ((("qkvz",), ("qkv", "z"), ("q", "k", "v", "z")), (("ba",), ("b"
 OPTIONAL = ("conv_bias", *weight_layouts.JOINED["conv_bias"])
 
 
-def read_layer(weights, prefix, config):
-    """(weights, config) for `gdn.GatedDeltaNet` or `gdn.KimiDeltaAttention`.
+def read_layer(weights, prefix, config, overrides=None):
+    """(weights, `gdn.LayerConfig`) for `gdn.GatedDeltaNet` or `gdn.KimiDeltaAttention`.
 
     weights   a mapping of names to arrays (numpy, torch, or anything numpy reads), or an open safetensors file
     prefix    what stands before the layer's names, such as "model.layers.1.linear_attn."
     config    a mapping or object with transformers' field names; model_type qwen3_next, qwen3_5(_moe)(_text),
-              olmo_hybrid or kimi_linear.  A nested text_config is used if there is one.
+              olmo_hybrid or kimi_linear.  A nested text_config is used if there is one
+    overrides a mapping of the layer's config's fields that are to be other than the model's: {"lower_bound": -4.0}
 
     Projections may be fused or apart as `gdn.weight_layouts` says, whatever the model type.  Separate q, k, v convolutions and
     unprefixed gate names, as released checkpoints have them, are read too.
@@ -48,22 +52,25 @@ def read_layer(weights, prefix, config):
     if model in QWEN:
         layer = _linear_config(field)
     elif model == "olmo_hybrid":
-        layer = _linear_config(field)
-        layer["norm_eps"] = 1e-5                        # fixed in the model, whatever the config says
-        layer["beta_factor"] = 2.0 if field("linear_allow_neg_eigval", True) else 1.0
+        layer = _linear_config(field, norm_eps=1e-5,        # fixed in the model, whatever the config says
+                               beta_factor=2.0 if field("linear_allow_neg_eigval", True) else 1.0)
     elif model == "kimi_linear":
         layer = _kimi_config(field)
     else:
         raise ValueError(f"config: unknown model_type {model!r}, expected one of "
                          f"{', '.join((*QWEN, 'olmo_hybrid', 'kimi_linear'))}")
     source = _Source(weights, prefix)
-    return _read(source, layer), {**layer, "projections": source.projections()}
+    if layer.kind == "kda":
+        layer = replace(layer, f_rank=source.length("f_a", layer.S_v), g_rank=source.length("g_a", layer.S_v))
+    layer = layer.override(overrides)
+    w = _read(source, layer)
+    return w, replace(layer, projections=source.projections())
 
 
-def _linear_config(field):
+def _linear_config(field, **forms):
     return _layer_config("gdn", field, field("linear_num_key_heads"), field("linear_num_value_heads"),
                          field("linear_key_head_dim"), field("linear_value_head_dim"),
-                         field("linear_conv_kernel_dim"), "silu")
+                         field("linear_conv_kernel_dim"), "silu", **forms)
 
 
 def _kimi_config(field):
@@ -71,41 +78,28 @@ def _kimi_config(field):
     heads = released("num_heads", None) or field("linear_num_heads")
     size = released("head_dim", None) or field("linear_head_dim")
     width = released("short_conv_kernel_size", None) or field("linear_conv_kernel_dim")
-    layer = _layer_config("kda", field, heads, heads, size, size, width, "sigmoid")
-    layer["lower_bound"] = released("gate_lower_bound", field("gate_lower_bound", None))
-    return layer
+    bound = released("gate_lower_bound", field("gate_lower_bound", None))
+    return _layer_config("kda", field, heads, heads, size, size, width, "sigmoid",
+                         gate="softplus" if bound is None else "bounded", lower_bound=bound)
 
 
-def _layer_config(kind, field, H_k, H_v, S_k, S_v, width, activation):
-    layer = {"kind": kind, "n_embd": field("hidden_size"), "H_k": H_k, "H_v": H_v, "S_k": S_k, "S_v": S_v,
-             "width": width, "head_map": "interleaved", "norm_eps": field("rms_norm_eps"), "l2_eps": 1e-6,
-             "l2_form": "sum", "beta_factor": 1.0, "activation": activation, "lower_bound": None}
-    weight_layouts.check_extents(layer)
-    return layer
+def _layer_config(kind, field, H_k, H_v, S_k, S_v, width, activation, **forms):
+    family = "qwen3_5" if field("model_type").startswith("qwen3_5") else field("model_type")
+    return LayerConfig(**{"kind": kind, "n_embd": field("hidden_size"), "H_k": H_k, "H_v": H_v, "S_k": S_k, "S_v": S_v,
+                          "width": width, "head_map": "interleaved", "norm_eps": field("rms_norm_eps"),
+                          "activation": activation, "family": family} | forms)
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
-def _shapes(source, c):
-    rows = weight_layouts.rows(c)
-    shapes = {name: (n, c["n_embd"]) for name, n in rows.items()}
-    for x, n in (("", rows["qkv"]), *((f"_{x}", rows[x]) for x in "qkv")):
-        shapes |= {f"conv{x}": (n, c["width"]), f"conv_bias{x}": (n,)}
-    for gate, n in (("f", c["H_v"] * c["S_k"]), ("g", rows["v"])):
-        rank = source.length(f"{gate}_a", c["S_v"])
-        shapes |= {f"{gate}_a": (rank, c["n_embd"]), f"{gate}_b": (n, rank)}
-    n_bias = c["H_v"] * c["S_k"] if c["kind"] == "kda" else c["H_v"]
-    return shapes | {"A_log": (c["H_v"],), "dt_bias": (n_bias,), "norm": (c["S_v"],), "out": (c["n_embd"], rows["v"])}
-
-
 def _read(source, c):
-    shapes = _shapes(source, c)
-    slots = [slot for choice in FORMS[c["kind"]] for slot in max(choice, key=source.share)]
-    slots += ["A_log", "dt_bias", "norm", "out", *(slot for slot in OPTIONAL if source.find(slot))]
+    shapes = weight_layouts.shapes(c)
+    slots = [slot for choice in FORMS[c.kind] for slot in max(choice, key=source.share)]
+    slots += ["dt_bias", "norm", "out", *(slot for slot in OPTIONAL if source.find(slot))]
     w = {slot: source(slot, shapes[slot]) for slot in slots}
-    source.refuse_unused()
     with np.errstate(over="ignore"):                    # -inf: a head that forgets everything
-        w["A"] = -np.exp(w.pop("A_log"))
+        w["A"] = -np.exp(source("A_log", shapes["A"]))
+    source.refuse_unused()
     return weight_layouts.flat(w, c)
 
 
