@@ -5,6 +5,7 @@ from helpers import missing
 
 from tests.peers import ggml as ggml_binding
 from tests.peers import ik as ik_binding
+from tests.peers import llama as llama_binding
 
 
 def peer(load):
@@ -22,3 +23,8 @@ def ggml():
 @pytest.fixture(scope="session")
 def ik():
     return peer(ik_binding.load)
+
+
+@pytest.fixture(scope="session")
+def llama():
+    return peer(llama_binding.load)
