@@ -1,0 +1,38 @@
+"""The stubs of the compiled modules against the modules, the examples against the stubs, and help() for everything public."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import gdn
+
+ROOT = Path(__file__).parents[1]
+COMPILED = ("gdn._core", "gdn._tensor")
+# How Python before 3.12 says to type checkers that a class has the buffer protocol.
+EXPECTED = {"gdn._tensor.Tensor.__buffer__ is not present at runtime"}
+
+
+def public():
+    """(name, object) of all that a user reaches from `gdn`: functions, classes, their methods and properties."""
+    for name, x in vars(gdn).items():
+        if name.startswith("_") or inspect.ismodule(x) or not (callable(x) or isinstance(x, type)):
+            continue
+        yield name, x
+        if isinstance(x, type):
+            for base in x.__mro__:
+                if base.__module__.startswith("gdn"):
+                    yield from ((f"{name}.{key}", getattr(x, key)) for key in vars(base) if not key.startswith("_"))
+
+
+def run(*command):
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_stubs_say_what_the_modules_have():
+    """Signatures by mypy's stubtest; of what a stub lacks, only what users reach counts."""
+    done = run("mypy.stubtest", "--concise", *COMPILED)
+    names = {f"{module}.{name}" for name, x in public() for module in COMPILED}
+    wrong = [line for line in done.stdout.splitlines() if line.startswith("gdn") and line not in EXPECTED
+             and not ("is not present in stub" in line and line.split()[0] not in names)]
+    assert not wrong and "Traceback" not in done.stderr, "\n".join(wrong) + done.stderr
