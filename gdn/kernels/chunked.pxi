@@ -5,6 +5,8 @@
 #     S <- decay * S0 + K_out^T (diag(to_end) X)
 #
 # A block of MR rows goes through the first two lines in registers: the state is read twice per block, X once.
+#
+# Needs: simd.pxi, tile.pxi, decay.pxi (operands).
 
 
 cdef inline void chunk_rows(const operands *op, int64_t i0, const float *S, const float *v, int64_t v_row, float *out,

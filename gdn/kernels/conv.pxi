@@ -1,84 +1,92 @@
 # Depthwise causal convolution: one sequence, one part of the channels.  A vector of channels walks over a few tokens
 # with its last width - 1 inputs in registers; between token blocks they wait in scratch, so that out may be x.
+#
+# Needs: simd.pxi, pack.pxi (carve, pack_row, lanes_load, lanes_store), level.pxd (gdn_conv_job).
 
 cdef enum:
     BLOCK = 16                   # tokens a vector of channels walks over before the next vector's turn
 
 
-cdef struct conv_space:
-    const gdn_conv_job *job
-    int64_t seq, batch, start, n_tokens
-    int64_t channel, n_channels, ld
+cdef struct conv_buffers:        # a worker's scratch
+    int64_t ld                   # channels of a part, whole vectors
     float *history               # [width - 1][ld] inputs before the next token, oldest first
     float *weight                # [width][ld]
     float *bias                  # [ld]
     vf *window                   # [2 * width], for widths without a kernel of their own
 
+cdef struct conv_work_item:
+    const gdn_conv_job *job
+    int64_t seq, batch, start, n_tokens
+    int64_t channel, n_channels
+    conv_buffers buf
 
-cdef char *conv_lay_out(conv_space *sp, const gdn_conv_job *job, char *scratch) noexcept nogil:
-    cdef char *at = scratch
-    sp.job = job
-    sp.ld = round_up(job.part_channels, VL)
-    sp.history = carve(&at, (job.width - 1) * sp.ld)
-    sp.weight = carve(&at, job.width * sp.ld)
-    sp.bias = carve(&at, sp.ld)
-    sp.window = <vf *>carve(&at, 2 * job.width * VL)
-    return at
+
+cdef size_t carve_conv_buffers(conv_buffers *buf, const gdn_conv_job *job, char *scratch) noexcept nogil:
+    """Every buffer's place in scratch; returns the bytes they take.  With scratch NULL that alone."""
+    cdef scratch_cursor at
+    at.base = scratch
+    at.used = 0
+    buf.ld = round_up(job.part_channels, VL)
+    buf.history = carve(&at, (job.width - 1) * buf.ld)
+    buf.weight = carve(&at, job.width * buf.ld)
+    buf.bias = carve(&at, buf.ld)
+    buf.window = <vf *>carve(&at, 2 * job.width * VL)
+    return at.used
 
 
 cdef size_t conv_scratch(const gdn_conv_job *job) noexcept nogil:
-    cdef conv_space sp
-    return conv_lay_out(&sp, job, NULL) - <char *>NULL
+    cdef conv_buffers buf
+    return carve_conv_buffers(&buf, job, NULL)
 
 
-cdef void conv_item(const void *job, int64_t item, void *scratch) noexcept nogil:
-    cdef conv_space sp
-    conv_lay_out(&sp, <const gdn_conv_job *>job, <char *>scratch)
-    conv_place(&sp, item)
-    conv_load(&sp)
-    conv_keep(&sp)               # before any output: out may be x, and state_out the state
-    conv_run(&sp)
+cdef void conv_item(const void *job, int64_t i, void *scratch) noexcept nogil:
+    cdef conv_work_item item
+    carve_conv_buffers(&item.buf, <const gdn_conv_job *>job, <char *>scratch)
+    conv_place(&item, <const gdn_conv_job *>job, i)
+    conv_load(&item)
+    conv_keep(&item)             # before any output: out may be x, and state_out the state
+    conv_run(&item)
 
 
-cdef void conv_place(conv_space *sp, int64_t item) noexcept nogil:
-    cdef const gdn_conv_job *job = sp.job
+cdef void conv_place(conv_work_item *item, const gdn_conv_job *job, int64_t i) noexcept nogil:
     cdef const int64_t *cu_seqlens = job.args.cu_seqlens
-    sp.seq = item // job.n_parts
-    sp.channel = item % job.n_parts * job.part_channels
-    sp.n_channels = min(job.part_channels, job.channels - sp.channel)
-    sp.batch = 0 if cu_seqlens != NULL else sp.seq
-    sp.start = cu_seqlens[sp.seq] if cu_seqlens != NULL else 0
-    sp.n_tokens = cu_seqlens[sp.seq + 1] - sp.start if cu_seqlens != NULL else job.args.x.ne[1]
+    item.job = job
+    item.seq = i // job.n_parts
+    item.channel = i % job.n_parts * job.part_channels
+    item.n_channels = min(job.part_channels, job.channels - item.channel)
+    item.batch = 0 if cu_seqlens != NULL else item.seq
+    item.start = cu_seqlens[item.seq] if cu_seqlens != NULL else 0
+    item.n_tokens = cu_seqlens[item.seq + 1] - item.start if cu_seqlens != NULL else job.args.x.ne[1]
 
 
-cdef void conv_load(conv_space *sp) noexcept nogil:
+cdef void conv_load(conv_work_item *item) noexcept nogil:
     """Weights, bias and the carried inputs of this part, channels contiguous."""
-    cdef const gdn_tensor *w = &sp.job.args.weight
-    cdef const gdn_tensor *b = &sp.job.args.bias
-    cdef const char *state = sp.job.rows.state_in[sp.seq]
-    cdef const int64_t *nb = sp.job.rows.state_in_nb[sp.seq]
-    load_rows(sp, sp.weight, <const char *>w.data, w.nb, sp.job.width)
+    cdef const gdn_tensor *w = &item.job.args.weight
+    cdef const gdn_tensor *b = &item.job.args.bias
+    cdef const char *state = item.job.rows.state_in[item.seq]
+    cdef const int64_t *nb = item.job.rows.state_in_nb[item.seq]
+    load_rows(item, item.buf.weight, <const char *>w.data, w.nb, item.job.width)
     if state != NULL:
-        load_rows(sp, sp.history, state, nb, sp.job.width - 1)
+        load_rows(item, item.buf.history, state, nb, item.job.width - 1)
     else:
-        memset(sp.history, 0, (sp.job.width - 1) * sp.ld * sizeof(float))
+        memset(item.buf.history, 0, (item.job.width - 1) * item.buf.ld * sizeof(float))
     if b.data != NULL:
-        pack_row(sp.bias, <const char *>b.data + sp.channel * b.nb[0], b.nb[0], sp.n_channels, sp.ld)
+        pack_row(item.buf.bias, <const char *>b.data + item.channel * b.nb[0], b.nb[0], item.n_channels, item.buf.ld)
     else:
-        memset(sp.bias, 0, sp.ld * sizeof(float))
+        memset(item.buf.bias, 0, item.buf.ld * sizeof(float))
 
 
-cdef void load_rows(const conv_space *sp, float *rows, const char *src, const int64_t *nb, int64_t n) noexcept nogil:
+cdef void load_rows(const conv_work_item *item, float *rows, const char *src, const int64_t *nb, int64_t n) noexcept nogil:
     """n rows of this part's channels; nb: byte strides over rows and channels."""
     cdef int64_t p
-    src += sp.channel * nb[1]
+    src += item.channel * nb[1]
     if interleaved(nb, n) and n == 4:
-        load_interleaved(sp, rows, <const float *>src, 4)
+        load_interleaved(item, rows, <const float *>src, 4)
     elif interleaved(nb, n):
-        load_interleaved(sp, rows, <const float *>src, 3)
+        load_interleaved(item, rows, <const float *>src, 3)
     else:
         for p in range(n):
-            pack_row(rows + p * sp.ld, src + p * nb[0], nb[1], sp.n_channels, sp.ld)
+            pack_row(rows + p * item.buf.ld, src + p * nb[0], nb[1], item.n_channels, item.buf.ld)
 
 
 cdef inline bint interleaved(const int64_t *nb, int64_t n) noexcept nogil:
@@ -86,104 +94,106 @@ cdef inline bint interleaved(const int64_t *nb, int64_t n) noexcept nogil:
     return (n == 3 or n == 4) and nb[0] == 4 and nb[1] == 4 * n
 
 
-cdef inline void load_interleaved(const conv_space *sp, float *rows, const float *src, const int n) noexcept nogil:
+cdef inline void load_interleaved(const conv_work_item *item, float *rows, const float *src, const int n) noexcept nogil:
     cdef vf block[4]
     cdef int64_t c = 0
     cdef int p
-    while c + VL <= sp.n_channels:
+    while c + VL <= item.n_channels:
         v_load_interleaved(block, src + n * c, n)
         for p in range(n):
-            v_store(rows + p * sp.ld + c, block[p])
+            v_store(rows + p * item.buf.ld + c, block[p])
         c += VL
     for p in range(n):
-        pack_row(rows + p * sp.ld + c, <const char *>(src + n * c + p), 4 * n, sp.n_channels - c, sp.ld - c)
+        pack_row(rows + p * item.buf.ld + c, <const char *>(src + n * c + p), 4 * n, item.n_channels - c, item.buf.ld - c)
 
 
-cdef inline char *token_at(const conv_space *sp, const gdn_tensor *x, int64_t t) noexcept nogil:
+cdef inline char *token_at(const conv_work_item *item, const gdn_tensor *x, int64_t t) noexcept nogil:
     """This part's channels of token t in x or out."""
-    return <char *>x.data + sp.channel * x.nb[0] + (sp.start + t) * x.nb[1] + sp.batch * x.nb[2]
+    return <char *>x.data + item.channel * x.nb[0] + (item.start + t) * x.nb[1] + item.batch * x.nb[2]
 
 
-cdef inline const char *input_at(const conv_space *sp, int64_t t, int64_t *nb) noexcept nogil:
+cdef inline const char *input_at(const conv_work_item *item, int64_t t, int64_t *nb) noexcept nogil:
     """This part's channels of token t, t < 0: a carried one; nb: bytes between them."""
-    nb[0] = 4 if t < 0 else sp.job.args.x.nb[0]
-    return <const char *>(sp.history + (t + sp.job.width - 1) * sp.ld) if t < 0 else token_at(sp, &sp.job.args.x, t)
+    nb[0] = 4 if t < 0 else item.job.args.x.nb[0]
+    if t < 0:
+        return <const char *>(item.buf.history + (t + item.job.width - 1) * item.buf.ld)
+    return token_at(item, &item.job.args.x, t)
 
 
-cdef void conv_keep(const conv_space *sp) noexcept nogil:
-    """Slot s: the last width - 1 inputs as of s tokens before the end."""
-    cdef const int64_t *nb = sp.job.args.state_out.nb
-    cdef int64_t n = sp.job.width - 1, slot, first, p, c, src_nb
+cdef void conv_keep(const conv_work_item *item) noexcept nogil:
+    """Snapshot s: the last width - 1 inputs as of s tokens before the end."""
+    cdef const int64_t *nb = item.job.args.state_out.nb
+    cdef int64_t n = item.job.width - 1, s, first, p, c, src_nb
     cdef char *row
     cdef const char *src
-    for slot in range(sp.job.n_snapshots):
-        row = sp.job.rows.state_out[sp.seq * sp.job.n_snapshots + slot]
+    for s in range(item.job.n_snapshots):
+        row = item.job.rows.state_out[item.seq * item.job.n_snapshots + s]
         if row == NULL:
             continue
-        row += sp.channel * nb[1]
-        first = sp.n_tokens - slot - n
-        if interleaved(nb, n) and sp.job.args.x.nb[0] == 4:
+        row += item.channel * nb[1]
+        first = item.n_tokens - s - n
+        if interleaved(nb, n) and item.job.args.x.nb[0] == 4:
             if n == 4:
-                keep_interleaved(sp, <float *>row, first, 4)
+                keep_interleaved(item, <float *>row, first, 4)
             else:
-                keep_interleaved(sp, <float *>row, first, 3)
+                keep_interleaved(item, <float *>row, first, 3)
             continue
         for p in range(n):
-            src = input_at(sp, first + p, &src_nb)
-            for c in range(sp.n_channels):
+            src = input_at(item, first + p, &src_nb)
+            for c in range(item.n_channels):
                 (<float *>(row + p * nb[0] + c * nb[1]))[0] = at(src + c * src_nb)
 
 
-cdef inline void keep_interleaved(const conv_space *sp, float *row, int64_t first, const int n) noexcept nogil:
+cdef inline void keep_interleaved(const conv_work_item *item, float *row, int64_t first, const int n) noexcept nogil:
     """n inputs from the first on, each channel's side by side."""
     cdef const float *x[4]
     cdef vf block[4]
     cdef int64_t c = 0, nb
     cdef int p
     for p in range(n):
-        x[p] = <const float *>input_at(sp, first + p, &nb)
-    while c + VL <= sp.n_channels:
+        x[p] = <const float *>input_at(item, first + p, &nb)
+    while c + VL <= item.n_channels:
         for p in range(n):
             block[p] = v_load(x[p] + c)
         v_store_interleaved(row + n * c, block, n)
         c += VL
-    while c < sp.n_channels:
+    while c < item.n_channels:
         for p in range(n):
             row[n * c + p] = x[p][c]
         c += 1
 
 
-cdef void conv_run(conv_space *sp) noexcept nogil:
+cdef void conv_run(conv_work_item *item) noexcept nogil:
     cdef vf window[8]
     cdef int64_t t0, c, n
-    for t0 from 0 <= t0 < sp.n_tokens by BLOCK:
-        n = min(<int64_t>BLOCK, sp.n_tokens - t0)
-        for c from 0 <= c < sp.n_channels by VL:
-            if sp.job.width == 4:
-                conv_walk(sp, window, t0, n, c, 4)
+    for t0 from 0 <= t0 < item.n_tokens by BLOCK:
+        n = min(<int64_t>BLOCK, item.n_tokens - t0)
+        for c from 0 <= c < item.n_channels by VL:
+            if item.job.width == 4:
+                conv_walk(item, window, t0, n, c, 4)
             else:
-                conv_walk(sp, sp.window, t0, n, c, <int>sp.job.width)
+                conv_walk(item, item.buf.window, t0, n, c, <int>item.job.width)
 
 
-cdef inline void conv_walk(const conv_space *sp, vf *window, int64_t t0, int64_t n, int64_t c,
+cdef inline void conv_walk(const conv_work_item *item, vf *window, int64_t t0, int64_t n, int64_t c,
                            const int width) noexcept nogil:
     """Tokens [t0, t0 + n) of channels [c, c + VL).  window: room for width inputs and width weights."""
-    cdef const gdn_tensor *x = &sp.job.args.x
-    cdef const gdn_tensor *out = &sp.job.args.out
+    cdef const gdn_tensor *x = &item.job.args.x
+    cdef const gdn_tensor *out = &item.job.args.out
     cdef vf *weight = window + width
     cdef vf y
-    cdef int64_t t, lanes = min(<int64_t>VL, sp.n_channels - c)
-    cdef const char *x_t = token_at(sp, x, t0) + c * x.nb[0]
-    cdef char *out_t = token_at(sp, out, t0) + c * out.nb[0]
-    cdef bint silu = sp.job.args.activation == GDN_ACT_SILU
+    cdef int64_t t, lanes = min(<int64_t>VL, item.n_channels - c)
+    cdef const char *x_t = token_at(item, x, t0) + c * x.nb[0]
+    cdef char *out_t = token_at(item, out, t0) + c * out.nb[0]
+    cdef bint silu = item.job.args.activation == GDN_ACT_SILU
     cdef int p
     for p in range(width):
-        weight[p] = v_load(sp.weight + p * sp.ld + c)
+        weight[p] = v_load(item.buf.weight + p * item.buf.ld + c)
     for p in range(width - 1):
-        window[p] = v_load(sp.history + p * sp.ld + c)
+        window[p] = v_load(item.buf.history + p * item.buf.ld + c)
     for t in range(n):
         window[width - 1] = lanes_load(x_t, x.nb[0], lanes)
-        y = v_load(sp.bias + c)
+        y = v_load(item.buf.bias + c)
         for p in range(width):
             y += weight[p] * window[p]
         if silu:
@@ -194,4 +204,4 @@ cdef inline void conv_walk(const conv_space *sp, vf *window, int64_t t0, int64_t
         x_t += x.nb[1]
         out_t += out.nb[1]
     for p in range(width - 1):
-        v_store(sp.history + p * sp.ld + c, window[p])
+        v_store(item.buf.history + p * item.buf.ld + c, window[p])

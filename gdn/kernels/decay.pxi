@@ -3,6 +3,8 @@
 # the elements of Q and K.
 #
 # Decays between tokens are running products of exp(g_t); nothing is ever exp of a difference.
+#
+# Needs: simd.pxi, tile.pxi (block_vector), pairs.pxi (pairs_of_row).
 
 
 cdef struct gated_rows:          # scratch; the per-channel gate alone has the last two
@@ -12,7 +14,7 @@ cdef struct gated_rows:          # scratch; the per-channel gate alone has the l
     float *a                     # [CHUNK_MAX][ld] exp(g)
 
 
-cdef struct operands:
+cdef struct operands:            # of one chunk
     int64_t n                    # tokens of this chunk
     int64_t S_k, ld, state_rows  # keys, and padded: in rows here, in the state
     const float *k_in            # blocks (tile.pxi) of rows that meet the initial state: K, or e * K per channel

@@ -1,4 +1,6 @@
-# A worker's scratch and the work item it holds: where the item's tensors lie, and what passes between them and scratch.
+# A work item and its worker's scratch: where the item's tensors lie, and what passes between them and scratch.
+#
+# Needs: simd.pxi, pack.pxi, level.pxd (gdn_delta_job), decay.pxi (gated_rows), recurrent.pxi (token).
 
 cdef enum:
     TOKENS = 4                   # tokens prepared together in token-by-token stretches
@@ -7,16 +9,11 @@ cdef enum:
     KEYS = 1                     # or in place, on rows along the key index (ggml's order),
     VALUES = 2                   # or on rows along the value index (FLA's)
 
-cdef struct plane:               # one head's state: address and byte strides over key, value column
+cdef struct state_view:          # one head's state: address and byte strides over key, value column
     char *p
     int64_t nb[2]
 
-cdef struct space:               # a worker's scratch, and the item it works on
-    const gdn_delta_job *job
-    int64_t seq, key_head
-    int64_t head_0, head_step, n_heads       # the value heads: head_0, head_0 + head_step, ...
-    int64_t batch, start, n_tokens           # where the sequence's tokens lie
-    int64_t column, n_columns                # this part's columns of every head
+cdef struct delta_buffers:       # a worker's scratch
     int64_t ld, state_rows, columns_ld, state_size       # padded extents, floats
     gated_rows rows
     float *q                                 # [CHUNK_MAX][ld]
@@ -32,214 +29,223 @@ cdef struct space:               # a worker's scratch, and the item it works on
     float *states                            # [n_heads][state_size]
     token tokens[TOKENS]
 
+cdef struct delta_work_item:
+    const gdn_delta_job *job
+    int64_t seq, key_head
+    int64_t head_0, head_step, n_heads       # the value heads: head_0, head_0 + head_step, ...
+    int64_t batch, start, n_tokens           # where the sequence's tokens lie
+    int64_t column, n_columns                # this part's columns of every head
+    delta_buffers buf
 
-cdef char *lay_out(space *sp, const gdn_delta_job *job, char *scratch) noexcept nogil:
-    """Every buffer behind `scratch`; returns the end.  Nothing is touched, so that the size is this from NULL."""
-    cdef int64_t t
-    cdef char *at = scratch
-    sp.job = job
-    sp.n_heads = job.H_v // job.n_groups
-    sp.state_rows = round_up(job.S_k, MR)
-    sp.ld = round_up(sp.state_rows, VL)
-    sp.columns_ld = round_up(job.part_columns, NV * VL)
-    sp.state_size = sp.state_rows * sp.columns_ld
-    sp.q = carve(&at, CHUNK_MAX * sp.ld)
-    sp.k = carve(&at, CHUNK_MAX * sp.ld)
-    sp.whole = carve(&at, sp.ld)
-    sp.part = carve(&at, sp.ld)
-    sp.rows.k_in = carve(&at, CHUNK_MAX * sp.ld)
-    sp.rows.q_in = carve(&at, CHUNK_MAX * sp.ld)
+
+cdef size_t carve_delta_buffers(delta_buffers *buf, const gdn_delta_job *job, char *scratch) noexcept nogil:
+    """Every buffer's place in scratch; returns the bytes they take.  With scratch NULL that alone."""
+    cdef int64_t t, n_heads = job.H_v // job.n_groups
+    cdef scratch_cursor at
+    at.base = scratch
+    at.used = 0
+    buf.state_rows = round_up(job.S_k, MR)
+    buf.ld = round_up(buf.state_rows, VL)
+    buf.columns_ld = round_up(job.part_columns, NV * VL)
+    buf.state_size = buf.state_rows * buf.columns_ld
+    buf.q = carve(&at, CHUNK_MAX * buf.ld)
+    buf.k = carve(&at, CHUNK_MAX * buf.ld)
+    buf.whole = carve(&at, buf.ld)
+    buf.part = carve(&at, buf.ld)
+    buf.rows.k_in = carve(&at, CHUNK_MAX * buf.ld)
+    buf.rows.q_in = carve(&at, CHUNK_MAX * buf.ld)
     if job.per_channel:
-        sp.rows.a = carve(&at, CHUNK_MAX * sp.ld)
-        sp.rows.k_out = carve(&at, CHUNK_MAX * sp.ld)
+        buf.rows.a = carve(&at, CHUNK_MAX * buf.ld)
+        buf.rows.k_out = carve(&at, CHUNK_MAX * buf.ld)
     else:
-        sp.KK = carve(&at, CHUNK_MAX * PAIR_LD)
-        sp.QK = carve(&at, CHUNK_MAX * PAIR_LD)
-    sp.v = carve(&at, CHUNK_MAX * sp.columns_ld)
-    sp.out = carve(&at, CHUNK_MAX * sp.columns_ld)
-    sp.X = carve(&at, CHUNK_MAX * NV * VL)
-    sp.X_end = carve(&at, CHUNK_MAX * NV * VL)
+        buf.KK = carve(&at, CHUNK_MAX * PAIR_LD)
+        buf.QK = carve(&at, CHUNK_MAX * PAIR_LD)
+    buf.v = carve(&at, CHUNK_MAX * buf.columns_ld)
+    buf.out = carve(&at, CHUNK_MAX * buf.columns_ld)
+    buf.X = carve(&at, CHUNK_MAX * NV * VL)
+    buf.X_end = carve(&at, CHUNK_MAX * NV * VL)
     # Arrays read side by side need a gap: where one ends as the next begins, the prefetchers run on from one into the
     # other instead of ahead in the state.
     for t in range(TOKENS):
-        sp.tokens[t].k = sp.k + t * sp.ld
-        sp.tokens[t].kd = carve(&at, sp.ld + GAP) if job.per_channel else sp.k + t * sp.ld
-        sp.tokens[t].qd = carve(&at, sp.ld + GAP) if job.per_channel else sp.q + t * sp.ld
-        sp.tokens[t].whole = carve(&at, sp.ld + GAP)
-        sp.tokens[t].part = carve(&at, sp.ld + GAP)
-        sp.tokens[t].decay = 1
-    sp.states = carve(&at, sp.n_heads * sp.state_size)
-    return at
+        buf.tokens[t].k = buf.k + t * buf.ld
+        buf.tokens[t].kd = carve(&at, buf.ld + GAP) if job.per_channel else buf.k + t * buf.ld
+        buf.tokens[t].qd = carve(&at, buf.ld + GAP) if job.per_channel else buf.q + t * buf.ld
+        buf.tokens[t].whole = carve(&at, buf.ld + GAP)
+        buf.tokens[t].part = carve(&at, buf.ld + GAP)
+        buf.tokens[t].decay = 1
+    buf.states = carve(&at, n_heads * buf.state_size)
+    return at.used
 
 
-cdef void place_item(space *sp, int64_t item) noexcept nogil:
-    cdef const gdn_delta_job *job = sp.job
+cdef void place_item(delta_work_item *item, const gdn_delta_job *job, int64_t i) noexcept nogil:
     cdef const int64_t *cu_seqlens = job.args.cu_seqlens
-    cdef int64_t part = item % job.n_parts
-    item //= job.n_parts
-    place_heads(sp, item % job.n_groups)
-    sp.seq = item // job.n_groups
-    sp.column = part * job.part_columns
-    sp.n_columns = min(job.part_columns, job.S_v - sp.column)
+    cdef int64_t part = i % job.n_parts, group = i // job.n_parts % job.n_groups
+    item.job = job
+    item.n_heads = job.H_v // job.n_groups
+    place_heads(item, group)
+    item.seq = i // job.n_parts // job.n_groups
+    item.column = part * job.part_columns
+    item.n_columns = min(job.part_columns, job.S_v - item.column)
     if cu_seqlens != NULL:
-        sp.batch = 0
-        sp.start = cu_seqlens[sp.seq]
-        sp.n_tokens = cu_seqlens[sp.seq + 1] - sp.start
+        item.batch = 0
+        item.start = cu_seqlens[item.seq]
+        item.n_tokens = cu_seqlens[item.seq + 1] - item.start
     else:
-        sp.batch = sp.seq
-        sp.start = 0
-        sp.n_tokens = job.args.q.ne[2]
+        item.batch = item.seq
+        item.start = 0
+        item.n_tokens = job.args.q.ne[2]
 
 
-cdef inline void place_heads(space *sp, int64_t group) noexcept nogil:
+cdef inline void place_heads(delta_work_item *item, int64_t group) noexcept nogil:
     """Group i of H_k is the value heads of key head i; group i of H_v is value head i alone."""
-    cdef const gdn_delta_job *job = sp.job
+    cdef const gdn_delta_job *job = item.job
     cdef int64_t r = job.H_v // job.H_k
     if job.n_groups == job.H_k:
-        sp.key_head = group
-        sp.head_0 = group if job.tiled else group * r
+        item.key_head = group
+        item.head_0 = group if job.tiled else group * r
     else:
-        sp.key_head = group % job.H_k if job.tiled else group // r
-        sp.head_0 = group
-    sp.head_step = job.H_k if job.tiled else 1
+        item.key_head = group % job.H_k if job.tiled else group // r
+        item.head_0 = group
+    item.head_step = job.H_k if job.tiled else 1
 
 
 # ---- where things lie ------------------------------------------------------------------------------------------
 
-cdef inline int64_t value_head(const space *sp, int64_t m) noexcept nogil:
-    return sp.head_0 + m * sp.head_step
+cdef inline int64_t value_head(const delta_work_item *item, int64_t m) noexcept nogil:
+    return item.head_0 + m * item.head_step
 
 
-cdef inline char *row_of(const space *sp, const gdn_tensor *x, int64_t head, int64_t t) noexcept nogil:
+cdef inline char *row_of(const delta_work_item *item, const gdn_tensor *x, int64_t head, int64_t t) noexcept nogil:
     """Token t of the sequence in q, k, v, g, beta or out."""
-    return <char *>x.data + head * x.nb[1] + (sp.start + t) * x.nb[2] + sp.batch * x.nb[3]
+    return <char *>x.data + head * x.nb[1] + (item.start + t) * x.nb[2] + item.batch * x.nb[3]
 
 
-cdef inline char *columns_of(const space *sp, const gdn_tensor *x, int64_t head, int64_t t) noexcept nogil:
+cdef inline char *columns_of(const delta_work_item *item, const gdn_tensor *x, int64_t head, int64_t t) noexcept nogil:
     """This part's columns of a row of v or out."""
-    return row_of(sp, x, head, t) + sp.column * x.nb[0]
+    return row_of(item, x, head, t) + item.column * x.nb[0]
 
 
-cdef inline char *slot_of(const space *sp, int64_t t) noexcept nogil:
+cdef inline char *snapshot_row(const delta_work_item *item, int64_t t) noexcept nogil:
     """The row that keeps the state after token t, NULL if none does."""
-    cdef int64_t slot = sp.n_tokens - 1 - t
-    return sp.job.rows.state_out[sp.seq * sp.job.n_snapshots + slot] if slot < sp.job.n_snapshots else NULL
+    cdef int64_t s = item.n_tokens - 1 - t
+    return item.job.rows.state_out[item.seq * item.job.n_snapshots + s] if s < item.job.n_snapshots else NULL
 
 
-cdef plane plane_in(const space *sp, int64_t m) noexcept nogil:
+cdef state_view view_in(const delta_work_item *item, int64_t m) noexcept nogil:
     """Where head m starts from; p NULL is zeros."""
-    cdef plane x
-    cdef const int64_t *nb = sp.job.rows.state_in_nb[sp.seq]
-    x.p = <char *>sp.job.rows.state_in[sp.seq]
+    cdef state_view x
+    cdef const int64_t *nb = item.job.rows.state_in_nb[item.seq]
+    x.p = <char *>item.job.rows.state_in[item.seq]
     x.nb[0] = nb[0]
     x.nb[1] = nb[1]
     if x.p != NULL:
-        x.p += value_head(sp, m) * nb[2] + sp.column * nb[1]
+        x.p += value_head(item, m) * nb[2] + item.column * nb[1]
     return x
 
 
-cdef plane plane_in_slot(const space *sp, char *row, int64_t m) noexcept nogil:
-    cdef const int64_t *nb = sp.job.args.state_out.nb
-    cdef plane x
-    x.p = row + value_head(sp, m) * nb[2] + sp.column * nb[1]
+cdef state_view view_in_row(const delta_work_item *item, char *row, int64_t m) noexcept nogil:
+    cdef const int64_t *nb = item.job.args.state_out.nb
+    cdef state_view x
+    x.p = row + value_head(item, m) * nb[2] + item.column * nb[1]
     x.nb[0] = nb[0]
     x.nb[1] = nb[1]
     return x
 
 
-cdef plane plane_after(const space *sp, int64_t m, int64_t t, int order) noexcept nogil:
-    """Where the state after token t goes in place: its slot, else the newest slot's row (which the last token
+cdef state_view view_after(const delta_work_item *item, int64_t m, int64_t t, int order) noexcept nogil:
+    """Where the state after token t goes in place: its snapshot's row, else the newest's (which the last token
     overwrites anyway), else scratch."""
-    cdef plane x
-    cdef char *row = slot_of(sp, t)
+    cdef state_view x
+    cdef char *row = snapshot_row(item, t)
     if row == NULL:
-        row = slot_of(sp, sp.n_tokens - 1)
+        row = snapshot_row(item, item.n_tokens - 1)
     if row != NULL:
-        return plane_in_slot(sp, row, m)
-    x.p = <char *>(sp.states + m * sp.state_size)
-    x.nb[0] = 4 if order == KEYS else 4 * sp.n_columns
-    x.nb[1] = 4 * sp.job.S_k if order == KEYS else 4
+        return view_in_row(item, row, m)
+    x.p = <char *>(item.buf.states + m * item.buf.state_size)
+    x.nb[0] = 4 if order == KEYS else 4 * item.n_columns
+    x.nb[1] = 4 * item.job.S_k if order == KEYS else 4
     return x
 
 
-cdef int state_order(const space *sp) noexcept nogil:
+cdef int state_order(const delta_work_item *item) noexcept nogil:
     """Whether every row this item reads or writes can be worked on in place, and along which index."""
-    cdef const int64_t *nb_in = sp.job.rows.state_in_nb[sp.seq]
-    cdef const int64_t *nb_out = sp.job.args.state_out.nb
-    cdef bint reads = sp.job.rows.state_in[sp.seq] != NULL, writes = sp.job.args.state_out.data != NULL
-    if sp.job.S_k % VL == 0 and (not reads or nb_in[0] == 4) and (not writes or nb_out[0] == 4):
+    cdef const int64_t *nb_in = item.job.rows.state_in_nb[item.seq]
+    cdef const int64_t *nb_out = item.job.args.state_out.nb
+    cdef bint reads = item.job.rows.state_in[item.seq] != NULL, writes = item.job.args.state_out.data != NULL
+    if item.job.S_k % VL == 0 and (not reads or nb_in[0] == 4) and (not writes or nb_out[0] == 4):
         return KEYS
-    if sp.n_columns % VL == 0 and (not reads or nb_in[1] == 4) and (not writes or nb_out[1] == 4):
+    if item.n_columns % VL == 0 and (not reads or nb_in[1] == 4) and (not writes or nb_out[1] == 4):
         return VALUES
     return PANELS
 
 
-cdef int64_t oldest_kept(const space *sp) noexcept nogil:
-    """The largest s > 0 whose slot exists and has a row; 0 if only the final state is kept."""
-    cdef int64_t slot = min(sp.job.n_snapshots, sp.n_tokens) - 1
-    while slot > 0 and slot_of(sp, sp.n_tokens - 1 - slot) == NULL:
-        slot -= 1
-    return max(slot, <int64_t>0)
+cdef int64_t oldest_kept(const delta_work_item *item) noexcept nogil:
+    """The largest s > 0 whose snapshot exists and has a row; 0 if only the final state is kept."""
+    cdef int64_t s = min(item.job.n_snapshots, item.n_tokens) - 1
+    while s > 0 and snapshot_row(item, item.n_tokens - 1 - s) == NULL:
+        s -= 1
+    return max(s, <int64_t>0)
 
 
 # ---- states between caller memory and scratch ------------------------------------------------------------------
 
-cdef void load_head(const space *sp, int64_t m) noexcept nogil:
-    cdef plane x = plane_in(sp, m)
-    load_state(sp.states + m * sp.state_size, sp.state_rows, x.p, x.nb, sp.job.S_k, sp.n_columns)
+cdef void load_head(const delta_work_item *item, int64_t m) noexcept nogil:
+    cdef state_view x = view_in(item, m)
+    load_state(item.buf.states + m * item.buf.state_size, item.buf.state_rows, x.p, x.nb, item.job.S_k, item.n_columns)
 
 
-cdef void keep_head(const space *sp, int64_t m, int64_t t) noexcept nogil:
-    """The packed state after token t to its slot, if that has a row."""
-    cdef char *row = slot_of(sp, t)
-    cdef plane x
+cdef void keep_head(const delta_work_item *item, int64_t m, int64_t t) noexcept nogil:
+    """The packed state after token t to its snapshot, if that has a row."""
+    cdef char *row = snapshot_row(item, t)
+    cdef state_view x
     if row != NULL:
-        x = plane_in_slot(sp, row, m)
-        store_state(x.p, x.nb, sp.states + m * sp.state_size, sp.state_rows, sp.job.S_k, sp.n_columns)
+        x = view_in_row(item, row, m)
+        store_state(x.p, x.nb, item.buf.states + m * item.buf.state_size, item.buf.state_rows, item.job.S_k,
+                    item.n_columns)
 
 
-cdef void pass_state_on(const space *sp, int64_t m) noexcept nogil:
+cdef void pass_state_on(const delta_work_item *item, int64_t m) noexcept nogil:
     """A sequence without tokens: its state, bit for bit."""
-    cdef char *row = sp.job.rows.state_out[sp.seq * sp.job.n_snapshots]
-    cdef plane source = plane_in(sp, m), target
+    cdef char *row = item.job.rows.state_out[item.seq * item.job.n_snapshots]
+    cdef state_view source = view_in(item, m), target
     if row != NULL:
-        target = plane_in_slot(sp, row, m)
-        copy_state(target.p, target.nb, source.p, source.nb, sp.job.S_k, sp.n_columns)
+        target = view_in_row(item, row, m)
+        copy_state(target.p, target.nb, source.p, source.nb, item.job.S_k, item.n_columns)
 
 
 # ---- tokens from caller memory ---------------------------------------------------------------------------------
 
-cdef void load_keys(space *sp, int64_t t0, int64_t n) noexcept nogil:
+cdef void load_keys(delta_work_item *item, int64_t t0, int64_t n) noexcept nogil:
     """q and k of tokens [t0, t0 + n), normalised if asked: shared by the value heads."""
-    cdef const gdn_delta_net_args *args = sp.job.args
+    cdef const gdn_delta_net_args *args = item.job.args
     cdef int64_t i
     for i in range(n):
-        load_key(sp, sp.q + i * sp.ld, row_of(sp, &args.q, sp.key_head, t0 + i), args.q.nb[0])
-        load_key(sp, sp.k + i * sp.ld, row_of(sp, &args.k, sp.key_head, t0 + i), args.k.nb[0])
+        load_key(item, item.buf.q + i * item.buf.ld, row_of(item, &args.q, item.key_head, t0 + i), args.q.nb[0])
+        load_key(item, item.buf.k + i * item.buf.ld, row_of(item, &args.k, item.key_head, t0 + i), args.k.nb[0])
 
 
-cdef inline void load_key(const space *sp, float *row, const char *src, int64_t nb) noexcept nogil:
-    cdef const gdn_delta_net_args *args = sp.job.args
+cdef inline void load_key(const delta_work_item *item, float *row, const char *src, int64_t nb) noexcept nogil:
+    cdef const gdn_delta_net_args *args = item.job.args
     cdef float squares
-    pack_row(row, src, nb, sp.job.S_k, sp.ld)
+    pack_row(row, src, nb, item.job.S_k, item.buf.ld)
     if args.flags & GDN_QK_L2NORM:
-        squares = dot(row, row, sp.ld)
+        squares = dot(row, row, item.buf.ld)
         if args.flags & GDN_L2_MAX:
-            scale_row(row, 1 / max(sqrtf(squares), args.l2_eps), sp.ld)
+            scale_row(row, 1 / max(sqrtf(squares), args.l2_eps), item.buf.ld)
         else:
-            scale_row(row, 1 / sqrtf(squares + args.l2_eps), sp.ld)
+            scale_row(row, 1 / sqrtf(squares + args.l2_eps), item.buf.ld)
 
 
-cdef void load_scalars(const space *sp, float *beta, float *g, int64_t head, int64_t t0, int64_t n) noexcept nogil:
+cdef void load_scalars(const delta_work_item *item, float *beta, float *g, int64_t head, int64_t t0, int64_t n) noexcept nogil:
     """beta and (scalar gate) g of tokens [t0, t0 + n), zeros behind up to PAIR_LD."""
-    cdef const gdn_delta_net_args *args = sp.job.args
+    cdef const gdn_delta_net_args *args = item.job.args
     cdef int64_t i
     memset(beta, 0, PAIR_LD * sizeof(float))
     memset(g, 0, PAIR_LD * sizeof(float))
     for i in range(n):
-        beta[i] = at(row_of(sp, &args.beta, head, t0 + i))
-        if not sp.job.per_channel:
-            g[i] = at(row_of(sp, &args.g, head, t0 + i))
+        beta[i] = at(row_of(item, &args.beta, head, t0 + i))
+        if not item.job.per_channel:
+            g[i] = at(row_of(item, &args.g, head, t0 + i))
     if args.flags & GDN_BETA_LOGIT:
         for i from 0 <= i < n by VL:
             v_store(beta + i, v_sigmoid(v_load(beta + i)))

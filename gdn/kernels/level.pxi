@@ -1,4 +1,6 @@
 # One instruction set's kernels behind one table.  Each _level_*.pyx includes this file and nothing else.
+#
+# Needs: nothing; what the files below need is imported here or in a file before them.
 
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport sqrtf
@@ -10,6 +12,12 @@ from gdn.kernels.level cimport *
 
 include "simd.pxi"
 include "pack.pxi"
+include "tile.pxi"
+include "pairs.pxi"
+include "decay.pxi"
+include "chunked.pxi"
+include "recurrent.pxi"
+include "item.pxi"
 include "delta.pxi"
 include "conv.pxi"
 include "norms.pxi"

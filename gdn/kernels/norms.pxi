@@ -1,4 +1,6 @@
 # Row-wise kernels: rows of any stride along ne[0], VL lanes at a time; nothing past a row's end is read.
+#
+# Needs: simd.pxi, pack.pxi (lanes_load, lanes_store), level.pxd (gdn_rowwise_job).
 
 
 cdef inline char *row_at(const gdn_tensor *x, const gdn_tensor *shape, int64_t row) noexcept nogil:
@@ -27,6 +29,7 @@ cdef inline float sum_of_squares(const char *x, int64_t nb, int64_t n) noexcept 
 
 
 cdef void l2_norm_item(const void *job_, int64_t item, void *scratch) noexcept nogil:
+    """out = x / sqrt(sum x^2 + eps), or x / max(||x||, eps), over rows of ne[0] floats; x is shaped as out is."""
     cdef const gdn_rowwise_job *job = <const gdn_rowwise_job *>job_
     cdef int64_t row, i, n = job.out.ne[0], lanes
     cdef int64_t nb_x = job.x.nb[0], nb_out = job.out.nb[0]
@@ -44,6 +47,8 @@ cdef void l2_norm_item(const void *job_, int64_t item, void *scratch) noexcept n
 
 
 cdef void rms_norm_gated_item(const void *job_, int64_t item, void *scratch) noexcept nogil:
+    """out = x / sqrt(mean x^2 + eps) * w * act(y) over rows of ne[0] floats; x and the gate y are shaped as out is, the
+    weight w has ne[0] floats for all rows."""
     cdef const gdn_rowwise_job *job = <const gdn_rowwise_job *>job_
     cdef int64_t row, i, n = job.out.ne[0], lanes
     cdef int64_t nb_x = job.x.nb[0], nb_gate = job.y.nb[0], nb_out = job.out.nb[0]

@@ -1,15 +1,22 @@
 # Between caller memory of any strides (bytes) and packed scratch (floats, full vectors, zero padding).
+#
+# Needs: simd.pxi.
 
 
 cdef inline int64_t round_up(int64_t n, int64_t unit) noexcept nogil:
     return (n + unit - 1) // unit * unit
 
 
-cdef inline float *carve(char **at, int64_t n_floats) noexcept nogil:
-    """The next n_floats of scratch, rounded to cache lines."""
-    cdef float *p = <float *>at[0]
-    at[0] += round_up(n_floats * <int64_t>sizeof(float), 64)
-    return p
+cdef struct scratch_cursor:
+    char *base                   # NULL to count only
+    size_t used
+
+
+cdef inline float *carve(scratch_cursor *at, int64_t n_floats) noexcept nogil:
+    """The next n_floats of scratch, rounded to cache lines; NULL where only bytes are counted."""
+    cdef size_t used = at.used
+    at.used += round_up(n_floats * <int64_t>sizeof(float), 64)
+    return NULL if at.base == NULL else <float *>(at.base + used)
 
 
 cdef inline float at(const char *p) noexcept nogil:
@@ -89,21 +96,22 @@ cdef inline void scale_row(float *row, float s, int64_t ld) noexcept nogil:
 # never falls on a few sets of the L1 cache.  Keys are padded to `rows` (zeros), columns to whole panels.
 # Caller memory is seen through nb = byte strides over key, value column.
 
-cdef inline float *panel_of(float *work, int64_t rows, int64_t column) noexcept nogil:
-    return work + column // (NV * VL) * (rows * NV * VL)
+cdef inline float *panel_of(float *panels, int64_t rows, int64_t column) noexcept nogil:
+    return panels + column // (NV * VL) * (rows * NV * VL)
 
 
-cdef void load_state(float *work, int64_t rows, const char *src, const int64_t *nb, int64_t S_k,
+cdef void load_state(float *panels, int64_t rows, const char *src, const int64_t *nb, int64_t S_k,
                      int64_t n_columns) noexcept nogil:
-    """The columns [0, n_columns) of a state to panels; src NULL is a state of zeros."""
+    """Columns [0, n_columns) of a head's state, [S_k][n_columns] by the strides nb, to its panels of `rows` padded keys,
+    [panel][rows][NV * VL]; src NULL is a state of zeros."""
     cdef int64_t n_panels = (n_columns + NV * VL - 1) // (NV * VL)
     cdef int64_t i, j, width
     cdef float *block
-    memset(work, 0, n_panels * rows * NV * VL * sizeof(float))
+    memset(panels, 0, n_panels * rows * NV * VL * sizeof(float))
     if src == NULL:
         return
     for j from 0 <= j < n_columns by VL:
-        block = panel_of(work, rows, j) + j % (NV * VL)
+        block = panel_of(panels, rows, j) + j % (NV * VL)
         width = min(n_columns - j, <int64_t>VL)
         if nb[1] == 4 or width < VL:
             for i in range(S_k):
@@ -118,12 +126,13 @@ cdef void load_state(float *work, int64_t rows, const char *src, const int64_t *
                 i += 1
 
 
-cdef void store_state(char *dst, const int64_t *nb, const float *work, int64_t rows, int64_t S_k,
+cdef void store_state(char *dst, const int64_t *nb, const float *panels, int64_t rows, int64_t S_k,
                       int64_t n_columns) noexcept nogil:
+    """The reverse: panels [panel][rows][NV * VL] to columns [0, n_columns) of a head's state by the strides nb."""
     cdef int64_t i, j, width
     cdef const float *block
     for j from 0 <= j < n_columns by VL:
-        block = panel_of(<float *>work, rows, j) + j % (NV * VL)
+        block = panel_of(<float *>panels, rows, j) + j % (NV * VL)
         width = min(n_columns - j, <int64_t>VL)
         i = 0
         while i + VL <= S_k and nb[0] == 4 and nb[1] != 4 and width == VL:

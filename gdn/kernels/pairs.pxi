@@ -1,6 +1,8 @@
 # Products of a chunk's tokens with each other, k_i k_j and q_i k_j for j <= i: dot products, lane by lane over the key
 # channels, so that a decay between i and j may be there for every channel.  A product of tiles would compute a whole
 # square, of a transposed K.
+#
+# Needs: simd.pxi.
 
 cdef enum:
     NPAIR = 4                    # vectors of key channels whose k_i and q_i stay in registers

@@ -10,8 +10,11 @@
 # the update fetches what is to be written FETCH bytes on, into the second level.  Nearer, or into the first level, or
 # while rows of ggml's order are read, costs more than it brings.
 #
-# decay = whole + part, whole being 1 from one half up, else 0: rounded to one float, a slow decay would be off the same
-# way at every token.  Per channel, whole is a mask of bits; of one decay it makes two gates.
+# decay = whole + part, whole being 1 where the decay is above 2^-1.5 = 0.354, where n = round(g / ln 2) is 0 or -1 (and
+# below sqrt(2)), else 0: rounded to one float, a slow decay would be off the same way at every token.  Per channel, whole
+# is a mask of bits; of one decay for all channels it makes two gates.
+#
+# Needs: simd.pxi.
 
 
 cdef struct token:               # prepared once per token and value head; zero padded
@@ -26,13 +29,13 @@ cdef struct token:               # prepared once per token and value head; zero 
     float beta
     float out_q                  # out = out_q (S^T q) + out_d d: scale and decay, scale and k.q
     float out_d
-    int gate                     # PER_CHANNEL, SLOW or FAST
+    int gate                     # DECAY_...
 
 
 cdef enum:
-    PER_CHANNEL = 0              # a decay per key channel;
-    SLOW = 1                     # one for all, whole 1;
-    FAST = 2                     # one for all, whole 0
+    DECAY_PER_CHANNEL = 0        # a decay per key channel;
+    DECAY_ONE_PLUS_PART = 1      # one for all, whole 1;
+    DECAY_PART = 2               # one for all, whole 0
     AHEAD = 8                    # rows of a columns_step from use to fetch
     FETCH = 16384                # bytes from update to fetch: a line with each vector that is one (VL 16), else a row's
     NEAR = 4096                  # the same of a columns_step that writes another place than it read
@@ -65,9 +68,9 @@ cdef inline void row_dots(const vf *kd, const vf *qd, const vf *row, int64_t w, 
 
 cdef inline vf decayed(const int gate, vf s, vf whole, vf part, vf kd) noexcept nogil:
     """decay s + kd"""
-    if gate == PER_CHANNEL:
+    if gate == DECAY_PER_CHANNEL:
         return v_and(s, whole) + (s * part + kd)
-    return s + (s * part + kd) if gate == SLOW else s * part + kd
+    return s + (s * part + kd) if gate == DECAY_ONE_PLUS_PART else s * part + kd
 
 
 cdef inline void row_update(vf *to, const vf *row, const vf *whole, const vf *part, const vf *k, float d, int64_t w,
@@ -86,7 +89,7 @@ cdef inline void row_update(vf *to, const vf *row, const vf *whole, const vf *pa
 cdef inline void vector_update(vf *to, vf s, const vf *whole, const vf *part, vf part_0, vf kd, const int gate) noexcept nogil:
     if VL == 16:
         v_prefetch(<const float *>(<char *>to + FETCH), VL)
-    if gate == PER_CHANNEL:
+    if gate == DECAY_PER_CHANNEL:
         to[0] = decayed(gate, s, whole[0], part[0], kd)
     else:
         to[0] = decayed(gate, s, part_0, part_0, kd)
@@ -101,7 +104,7 @@ cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb,
     cdef vf qd_held[HELD_MAX]
     cdef const vf *kd = &kd_held[0] if held > 0 else <const vf *>T.kd
     cdef const vf *qd = &qd_held[0] if held > 0 else <const vf *>T.qd
-    cdef const vf *k = <const vf *>T.k if gate == PER_CHANNEL else kd
+    cdef const vf *k = <const vf *>T.k if gate == DECAY_PER_CHANNEL else kd
     cdef int64_t j = 0
     cdef int c
     if held > 0:
@@ -109,13 +112,13 @@ cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb,
     for c in range(held):
         kd_held[c] = v_load(T.kd + c * VL)
         qd_held[c] = v_load(T.qd + c * VL)
-    if gate != PER_CHANNEL:
+    if gate != DECAY_PER_CHANNEL:
         while j + ROWS <= n_columns:
             rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, 0, gate, ROWS)
             j += ROWS
     while j < n_columns:
         rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j,
-                   held if gate == PER_CHANNEL else 0, gate, 1)
+                   held if gate == DECAY_PER_CHANNEL else 0, gate, 1)
         j += 1
 
 
@@ -171,7 +174,7 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
         acc_k[j] = T.beta * (v_load(T.v + j0 + j * VL) - T.decay * acc_k[j])
         v_store(T.out + j0 + j * VL, T.out_q * acc_q[j] + T.out_d * acc_k[j])
     for c in range(S_k):
-        if gate == PER_CHANNEL:
+        if gate == DECAY_PER_CHANNEL:
             whole = v_set(T.whole[c])
             part = v_set(T.part[c])
         k = T.k[c]

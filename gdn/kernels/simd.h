@@ -186,8 +186,8 @@ static inline vf v_exp(vf x)
     return v_times_power_of_2(1.0f + p, n);
 }
 
-/* exp(x), and the same as whole + part: whole is 1, as a mask of all bits, and part exp(x) - 1 where exp(x) is near or
- * above one half; else whole is 0 and part exp(x).  For slow decays (x near 0) the pair is exact to about 1e-7 * |x|, so
+/* exp(x), and the same as whole + part: whole is 1, as a mask of all bits, and part exp(x) - 1 where exp(x) is between
+ * 2^-1.5 and sqrt(2); else whole is 0 and part exp(x).  For slow decays (x near 0) the pair is exact to about 1e-7 * |x|, so
  * that a factor applied thousands of times does not drift. */
 static inline vf v_exp_whole_part(vf x, vf *whole, vf *part)
 {

@@ -1,4 +1,6 @@
 # A X = B, A triangular, by forward substitution (backward for upper) on a few vectors of columns at a time.
+#
+# Needs: simd.pxi, pack.pxi (at, lanes_load, lanes_store), level.pxd (gdn_solve_job).
 
 cdef enum:
     SOLVE_NV = 4                 # vectors of columns that share a scalar of A

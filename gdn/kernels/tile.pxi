@@ -4,6 +4,8 @@
 # where it is inlined) are in use.  A is read as scalars a[m * a_row + k * a_k] (tile_mul_block: a block, see the end), B as
 # vectors b[k * NV * VL + j * VL]: B is always a packed panel, NV * VL floats a row.  Strides are in floats.  Rows of A up
 # to MR and the whole panel width of B are read, so both are padded; with n_k = 0 neither is read.
+#
+# Needs: simd.pxi.
 
 
 cdef inline void tile_clear(vf *acc, const int nv) noexcept nogil:
