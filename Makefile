@@ -11,7 +11,7 @@ PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
 SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h)
 
-.PHONY: demo build test test-slow fuzz bench lint debug asm old-cpu sdist wheel clean distclean help
+.PHONY: demo build test test-slow fuzz bench lint debug asm old-cpu docs sdist wheel clean distclean help
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make debug      a build with bounds checks and asserts, and the suite against it"
 	@echo "make asm        look for register spills in the hot loops of every level"
 	@echo "make old-cpu    the base level under an emulated CPU without AVX (needs qemu-x86_64-static)"
+	@echo "make docs       the documents as a site, in build/site"
 	@echo "make sdist, make wheel, make clean, make distclean"
 
 $(VENV)/.made:
@@ -80,6 +81,9 @@ asm: build
 
 old-cpu: build
 	qemu-x86_64-static -cpu Nehalem $(PY) -m gdn check
+
+docs: $(VENV)/.extras-docs
+	$(PY) -m mkdocs build -q --strict
 
 sdist: $(VENV)/.installed
 	$(PIP) build
