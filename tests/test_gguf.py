@@ -175,10 +175,14 @@ def test_qwen35moe_and_convolution_bias(tmp_path, rng):
 
 
 def test_kimi_gate_rank_and_lower_bound(tmp_path, rng):
-    tensors = random_tensors(KIMI, rng)
-    w, config = read_layer(write(tmp_path / "x.gguf", "kimi-linear", KIMI_META | {"kda.gate_lower_bound": -5.0},
-                                 tensors), 1)
-    assert config.lower_bound == -5.0 and w["f_a"].shape == (RANK, E) and w["g_b"].shape == (H * S, RANK)
+    """The bound is no field of the family: llama.cpp does not read it, so what is meant is said."""
+    path = write(tmp_path / "x.gguf", "kimi-linear", KIMI_META | {"kda.gate_lower_bound": -5.0}, random_tensors(KIMI, rng))
+    with pytest.raises(ValueError, match=r"kimi-linear\.kda\.gate_lower_bound is -5\.0.*overrides="):
+        read_layer(path, 1)
+    w, config = read_layer(path, 1, {"gate": "bounded", "lower_bound": -5.0})
+    assert (config.gate, config.lower_bound) == ("bounded", -5.0)
+    assert w["f_a"].shape == (RANK, E) and w["g_b"].shape == (H * S, RANK)
+    assert read_layer(path, 1, {"gate": "softplus"})[1].lower_bound is None
 
 
 @pytest.mark.parametrize("qtype, bound", [(T.F16, 1e-3), (T.BF16, 1e-2), (T.Q8_0, 1e-2), (T.Q5_1, 5e-2), (T.Q4_0, 0.2)])

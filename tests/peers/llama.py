@@ -143,6 +143,7 @@ class Context:
         self.model, self.library, self.watch, self.pointer = model, model.library, set(watch), None
         self.seen = {name: [] for name in self.watch}
         self.ends = {}                  # sequence to its next position
+        self.has_no_logits = bool(params.get("embeddings"))
         values = self.library.context_default_params()
         values.type_k = values.type_v = ggml.F32
         values.n_threads, values.n_threads_batch, values.flash_attn_type = 1, 1, 0
@@ -172,7 +173,10 @@ class Context:
         return _Owner(self.library.ggml)
 
     def decode(self, tokens, pos=None, seq_id=0):
-        """Logits (n, n_vocab) of n tokens; positions go on from the sequence's last unless they are given."""
+        """Logits (n, n_vocab) of n tokens; positions go on from the sequence's last unless they are given.
+
+        None where the context is one of ``embeddings``, as models without logits need it.
+        """
         n = len(tokens)
         seq_ids = np.broadcast_to(seq_id, n).tolist()
         batch = self.library.batch_init(n, 0, 1)
@@ -189,6 +193,8 @@ class Context:
             self.library.batch_free(batch)
         if status:
             raise LlamaError(f"llama_decode returned {status}: {''.join(self.library.logged[-5:])}")
+        if self.has_no_logits:
+            return None
         return np.array([self.library.get_logits_ith(self.pointer, i)[:self.model.n_vocab] for i in range(n)], np.float32)
 
     def rollback(self, seq_id, position):
