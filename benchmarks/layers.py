@@ -100,9 +100,10 @@ def kernel_call(layer, arrays, n_threads):
 
     def call():
         gdn.causal_conv1d_inplace(t.qkv, layer.conv, layer.conv_bias, conv, start, row, out=t.qkv, **threads)
-        gdn.decay_gate(t.a, layer.A, layer.dt_bias, lower_bound=layer.lower_bound, out=t.a, **threads)
+        gdn.decay_gate(t.a, layer.A, layer.dt_bias, gate=layer.gate, lower_bound=layer.lower_bound, out=t.a, **threads)
         if layer.beta_factor != 1:
-            gdn.decay_gate(t.b, minus_one, zero, lower_bound=layer.beta_factor, out=t.b, **threads)
+            gdn.decay_gate(t.b, minus_one, zero, gate="bounded", lower_bound=-layer.beta_factor, out=t.b, **threads)
+            np.negative(t.b, out=t.b)
         gdn.gated_delta_net_inplace(t.q, t.k, t.v, t.a, t.b, ssm, start, row, head_map=layer.head_map, qk_l2norm=True,
                                     beta_logit=layer.beta_factor == 1, out=t.v, **threads)
         gdn.rms_norm_gated(t.v, t.z, layer.norm, layer.norm_eps, activation=layer.activation, out=t.v, **threads)

@@ -34,6 +34,7 @@ cdef extern from "gdn.h" nogil:
         GDN_QK_L2NORM, GDN_L2_MAX, GDN_BETA_LOGIT, GDN_SCALE_GIVEN
         GDN_ACT_NONE, GDN_ACT_SILU, GDN_ACT_SIGMOID
         GDN_L2_FORM_SUM, GDN_L2_FORM_MAX
+        GDN_GATE_SOFTPLUS, GDN_GATE_BOUNDED, GDN_GATE_CLAMPED
         GDN_RING_ABI
         GDN_SLOT_FREE, GDN_SLOT_LIVE, GDN_SLOT_LOST, GDN_SLOT_FILLING
         GDN_MARK_NONE, GDN_MARK_STEP, GDN_MARK_FRESH, GDN_MARK_FILL, GDN_MARK_READ
@@ -120,7 +121,7 @@ cdef extern from "gdn.h" nogil:
         gdn_status (*l2_norm)(const gdn_tensor *, float, int32_t, const gdn_tensor *, int32_t) noexcept nogil
         gdn_status (*rms_norm_gated)(const gdn_tensor *, const gdn_tensor *, const gdn_tensor *, float, int32_t,
                                      const gdn_tensor *, int32_t) noexcept nogil
-        gdn_status (*decay_gate)(const gdn_tensor *, const gdn_tensor *, const gdn_tensor *, const float *,
+        gdn_status (*decay_gate)(const gdn_tensor *, const gdn_tensor *, const gdn_tensor *, int32_t, float,
                                  const gdn_tensor *, int32_t) noexcept nogil
         gdn_status (*solve_tri)(const gdn_tensor *, const gdn_tensor *, int32_t, int32_t, const gdn_tensor *,
                                 int32_t) noexcept nogil

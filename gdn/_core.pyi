@@ -74,10 +74,12 @@ def rms_norm_gated(x: _Data, gate: _Data, weight: _Data, eps: float = 1e-6, *,
 def rms_norm_gated(x: _Data, gate: _Data, weight: _Data, eps: float = 1e-6, *,
                    activation: Literal["silu", "sigmoid"] = "silu", out: _Out, n_threads: int | None = None) -> _Out: ...
 @overload
-def decay_gate(a: _Data, A: _Data, dt_bias: _Data, *, lower_bound: float | None = None, out: None = None,
+def decay_gate(a: _Data, A: _Data, dt_bias: _Data, *, gate: Literal["softplus", "bounded", "clamped"] = "softplus",
+               lower_bound: float | None = None, out: None = None,
                n_threads: int | None = None) -> _F32: ...
 @overload
-def decay_gate(a: _Data, A: _Data, dt_bias: _Data, *, lower_bound: float | None = None, out: _Out,
+def decay_gate(a: _Data, A: _Data, dt_bias: _Data, *, gate: Literal["softplus", "bounded", "clamped"] = "softplus",
+               lower_bound: float | None = None, out: _Out,
                n_threads: int | None = None) -> _Out: ...
 @overload
 def solve_tri(a: _Data, b: _Data, *, lower: bool = True, unit: bool = False, out: None = None,

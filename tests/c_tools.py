@@ -57,7 +57,7 @@ class Api(ctypes.Structure):
                 ("causal_conv1d_scratch_size", function(POINTER(ConvArgs), size)),
                 ("l2_norm", function(tensor, c_float, c_int32, tensor, c_int32)),
                 ("rms_norm_gated", function(tensor, tensor, tensor, c_float, c_int32, tensor, c_int32)),
-                ("decay_gate", function(tensor, tensor, tensor, POINTER(c_float), tensor, c_int32)),
+                ("decay_gate", function(tensor, tensor, tensor, c_int32, c_float, tensor, c_int32)),
                 ("solve_tri", function(tensor, tensor, c_int32, c_int32, tensor, c_int32)),
                 ("status_string", function(c_int32, result=c_char_p)),
                 ("ring_size", function(POINTER(Params), size)),

@@ -46,7 +46,8 @@ def test_nan_and_infinity():
 def test_decays_below_the_normal_range(bound):
     """Both gate forms round what float32 can hold, to the last subnormal."""
     x = GRID[(GRID > -1000) & (GRID < 1000)]
-    out = gdn.decay_gate(x.reshape(1, -1, 1), -np.ones(1, F), np.zeros(1, F), lower_bound=bound).ravel()
+    out = gdn.decay_gate(x.reshape(1, -1, 1), -np.ones(1, F), np.zeros(1, F), gate="bounded" if bound else "softplus",
+                         lower_bound=bound).ravel()
     ref = -reference.softplus(x) if bound is None else bound * logistic(x)
     subnormal = np.abs(ref) < TINY
     assert subnormal.any() and relative_error(out, ref) < 1e-6

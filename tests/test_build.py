@@ -39,7 +39,7 @@ for S_k, S_v, n_tokens in ((128, 128, 70), (20, 33, 33), (64, 64, 1)):
                                          mode=mode, n_threads=3):
                 digest.update(y.tobytes())
     for y in (*gdn.causal_conv1d(v[:, :, 0], x[0, 0, :, :S_v].T.copy(), n_threads=3), gdn.l2_norm(v, n_threads=3),
-              gdn.rms_norm_gated(v, x, v[0, 0, 0], n_threads=3), gdn.decay_gate(v[..., 0], x[0, 0, :, 0], x[0, 0, :, 1])):
+              gdn.rms_norm_gated(v, x, v[0, 0, 0], n_threads=3), gdn.decay_gate(v[..., 0], -abs(x[0, 0, :, 0]), x[0, 0, :, 1])):
         digest.update(y.tobytes())
 print(gdn.__file__, gdn.show_config("dicts")["openmp"], digest.hexdigest())
 """

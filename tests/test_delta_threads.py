@@ -292,7 +292,7 @@ LONG = {
     "solve_tri": long_solve,
     "l2_norm": lambda n: long_rows(gdn.l2_norm, 16 * n),
     "rms_norm_gated": lambda n: long_rows(lambda x, **options: gdn.rms_norm_gated(x, x, ONE, **options), 16 * n),
-    "decay_gate": lambda n: long_rows(lambda x, **options: gdn.decay_gate(x, ONE, ONE, **options), 16 * n),
+    "decay_gate": lambda n: long_rows(lambda x, **options: gdn.decay_gate(x, -ONE, ONE, **options), 16 * n),
 }
 
 

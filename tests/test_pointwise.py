@@ -98,7 +98,7 @@ def test_the_gated_norm_in_place(rng, i):
 def test_softplus_keeps_relative_accuracy():
     x = np.concatenate([[-1e4, -104, -103, -100, -95, -88, -87, -30, -16.7, -9, -1e-7, 0, 1e-7, 20, 89, 1e4],
                         np.linspace(-104, 30, 4001)]).astype(F)
-    out = gdn.decay_gate(x.reshape(1, -1, 1), np.ones(1, F), np.zeros(1, F)).ravel()
+    out = -gdn.decay_gate(x.reshape(1, -1, 1), -np.ones(1, F), np.zeros(1, F)).ravel()
     ref = reference.softplus(x)
     normal = ref >= np.finfo(F).tiny
     assert (np.abs(out - ref)[normal] <= 1e-6 * ref[normal]).all()
@@ -112,36 +112,76 @@ def test_gate_of_zero_at_an_infinite_rate():
     assert np.isneginf(gdn.decay_gate(a + 200, A, np.zeros(1, F)))
     assert np.isnan(gdn.decay_gate(np.full((1, 1, 1), np.nan, F), A, np.zeros(1, F)))
     assert np.isnan(gdn.decay_gate(np.full((1, 1, 1), np.nan, F), np.zeros(1, F), np.zeros(1, F)))
-    bounded = gdn.decay_gate(np.array([-1, 0, 1, np.nan], F).reshape(1, 4, 1), A, np.zeros(1, F), lower_bound=-5)
+    bounded = gdn.decay_gate(np.array([-1, 0, 1, np.nan], F).reshape(1, 4, 1), A, np.zeros(1, F), gate="bounded",
+                             lower_bound=-5)
     assert np.array_equal(bounded.ravel(), [0, -2.5, -5, np.nan], equal_nan=True)
 
 
-@pytest.mark.parametrize("bound", [None, -5.0])
+@pytest.mark.parametrize("gate, bound", [("softplus", None), ("bounded", -5.0), ("clamped", -1.0)])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 20), (1, 70, 33), (1, 1, 1, 1), (1, 3, 4, 1), (1, 4, 4, 4),
                                    (2, 4, 4), (3, 5, 1), (0, 2, 3), (2, 0, 3, 8), (2, 450, 3, 20), (3, 400, 33)])
-def test_decay_gate(rng, shape, bound):
+def test_decay_gate(rng, shape, gate, bound):
     a = 3 * rng.standard_normal(shape).astype(F)
     A = -np.exp(rng.standard_normal(shape[2])).astype(F)
     bias = rng.standard_normal(shape[2:]).astype(F)
     x = a.astype(np.float64) + bias
     A_ = A.reshape(A.shape + (1,) * (len(shape) - 3)).astype(np.float64)
-    ref = reference.softplus(x) * A_ if bound is None else bound * reference.sigmoid(-A_ * x)
-    out = gdn.decay_gate(a, A, bias, lower_bound=bound)
+    ref = bound * reference.sigmoid(-A_ * x) if gate == "bounded" else reference.softplus(x) * A_
+    form, ref = {"gate": gate, "lower_bound": bound}, np.maximum(ref, bound) if gate == "clamped" else ref
+    out = gdn.decay_gate(a, A, bias, **form)
     assert_close(out, ref, "g")
     if len(shape) == 4:
-        assert same_bits(gdn.decay_gate(a, A, bias.ravel(), lower_bound=bound), out)
+        assert same_bits(gdn.decay_gate(a, A, bias.ravel(), **form), out)
     if a.size:
         target = np.empty_like(a)
         for b in (bias, bias.ravel()):
-            gdn.decay_gate(gdn.Tensor(a), gdn.Tensor(A), gdn.Tensor(b), lower_bound=bound, out=gdn.Tensor(target))
+            gdn.decay_gate(gdn.Tensor(a), gdn.Tensor(A), gdn.Tensor(b), **form, out=gdn.Tensor(target))
             assert same_bits(target, out)
-            assert same_bits(gdn.decay_gate(gdn.Tensor(a), A, gdn.Tensor(b), lower_bound=bound), out)
+            assert same_bits(gdn.decay_gate(gdn.Tensor(a), A, gdn.Tensor(b), **form), out)
     strided, rates = Carved(a, **random_layout(rng, len(shape), output=True)), Carved(A, gaps=[2])
     target = Carved(shape=shape, **random_layout(rng, len(shape), output=True))
     for layout in ({"gaps": [3]}, {"gaps": [0, 2]}, {"order": range(bias.ndim)[::-1]}):
-        gdn.decay_gate(strided.array, rates.array, Carved(bias, **layout).array, lower_bound=bound, out=target.array)
+        gdn.decay_gate(strided.array, rates.array, Carved(bias, **layout).array, **form, out=target.array)
         assert same_bits(target.array, out) and target.intact()
-    assert gdn.decay_gate(a, A, bias, lower_bound=bound, out=a) is a and same_bits(a, out)
+    assert gdn.decay_gate(a, A, bias, **form, out=a) is a and same_bits(a, out)
+
+
+@pytest.mark.parametrize("x, softplus, bounded, clamped", [(2, -2.12693, -4.40399, -2.12693), (6, -6.00248, -4.98764, -5)])
+def test_the_three_gates_of_one_bound(x, softplus, bounded, clamped):
+    a, A, zero = np.full((1, 1, 1), x, F), -np.ones(1, F), np.zeros(1, F)
+    for gate, expected in (("softplus", softplus), ("bounded", bounded), ("clamped", clamped)):
+        bound = None if gate == "softplus" else -5
+        assert gdn.decay_gate(a, A, zero, gate=gate, lower_bound=bound) == pytest.approx(expected, abs=5e-6)
+    nan = np.full((1, 1, 1), np.nan, F)
+    assert np.isnan(gdn.decay_gate(nan, A, zero, gate="clamped", lower_bound=-5))
+    assert gdn.decay_gate(a, A * np.inf, zero, gate="clamped", lower_bound=-5) == -5
+
+
+@pytest.mark.parametrize("gate, bound, message", [
+    ("softplus", -5, "lower_bound is -5, which gate \"softplus\" does not use"), ("softplus", 5, "does not use"),
+    *((gate, bound, "lower_bound must be") for gate in ("bounded", "clamped")
+      for bound in (None, 0, -0.0, 5.0, 1e-30, np.nan, -np.inf)),
+    ("softplus", 0, "lower_bound must be below 0"), ("exp", None, "gate must be"), (None, None, "gate must be"),
+    (None, -5, "gate must be"), (1, -5, "gate must be")])
+def test_a_gate_and_its_bound_go_together(gate, bound, message):
+    a, A, out = np.ones((1, 2, 3), F), -np.ones(3, F), np.full((1, 2, 3), 7, F)
+    with pytest.raises(ValueError, match=message):
+        gdn.decay_gate(a, A, A, gate=gate, lower_bound=bound, out=out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("gate, bound", [("softplus", None), ("bounded", -5.0), ("clamped", -1.0)])
+@pytest.mark.parametrize("bad", [1.0, 1e-38, np.inf, np.nan])
+def test_the_sign_of_the_rate(gate, bound, bad):
+    for shape in ((1, 2, 5), (1, 2, 5, 4)):
+        a, A = np.ones(shape, F), np.array([0, -0.0, -np.inf, bad, -1, 7], F)[:5]
+        out = np.full(shape, 7, F)
+        for rates in (A, A[::-1], np.repeat(A, 2)[::2]):
+            with pytest.raises(ValueError, match="A must be -exp.A_log., 0 or less, got .*for head"):
+                gdn.decay_gate(a, rates, np.zeros(shape[2:], F), gate=gate, lower_bound=bound, out=out)
+        assert (out == 7).all()
+        A[3] = 0
+        gdn.decay_gate(a, A, np.zeros(shape[2:], F), gate=gate, lower_bound=bound)
 
 
 # ---- triangular solve --------------------------------------------------------------------------------------------
@@ -173,7 +213,7 @@ def test_threads_do_not_change_bits(rng):
     a = rng.standard_normal((3, 60, 60)).astype(F) * F(0.1) + np.eye(60, dtype=F)
     b = rng.standard_normal((3, 60, 300)).astype(F)
     for call in (lambda n: gdn.l2_norm(x, n_threads=n), lambda n: gdn.rms_norm_gated(x, x, w, n_threads=n),
-                 lambda n: gdn.decay_gate(x, w[:8], np.zeros((8, 128), F), n_threads=n),
+                 lambda n: gdn.decay_gate(x, -np.abs(w[:8]), np.zeros((8, 128), F), n_threads=n),
                  lambda n: gdn.solve_tri(a, b, n_threads=n)):
         assert all(same_bits(call(n), call(1)) for n in (2, 3, 7))
 
@@ -210,7 +250,7 @@ BAD = {
     "gate bias length": (lambda: gdn.decay_gate(G, H, H[:5]), ValueError, "dt_bias"),
     "gate bias axes": (lambda: gdn.decay_gate(G, H, np.ones((6, 4), F)), ValueError, "dt_bias"),
     "gate flat bias length": (lambda: gdn.decay_gate(G[..., None], H, np.ones(7, F)), ValueError, "dt_bias"),
-    "gate bound NaN": (lambda: gdn.decay_gate(G, H, H, lower_bound=float("nan")), ValueError, "lower_bound"),
+    "gate bound NaN": (lambda: gdn.decay_gate(G, -H, H, gate="bounded", lower_bound=float("nan")), ValueError, "lower_bound"),
     "gate type": (lambda: gdn.decay_gate(G.astype(int), H, H), TypeError, "a"),
     "gate out shape": (lambda: gdn.decay_gate(G, H, H, out=np.zeros((2, 5, 7), F)), ValueError, "out"),
     "solve not square": (lambda: gdn.solve_tri(T3[:3], B3), ValueError, "a"),

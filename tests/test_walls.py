@@ -75,9 +75,9 @@ def norms(w, n):
     row_wise(w, gdn.rms_norm_gated, x, gate, weight)
 
 
-def gate(w, n, channels, bound):
+def gate(w, n, channels, form):
     a, A, bias = (w.rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, n, *channels), n, (n, *channels)))
-    row_wise(w, gdn.decay_gate, a, A, bias, lower_bound=bound)
+    row_wise(w, gdn.decay_gate, a, -np.abs(A), bias, gate=form, lower_bound=None if form == "softplus" else -5.0)
 
 
 def solve(w, n, m, lower):
@@ -90,7 +90,7 @@ LENGTHS = (1, 3, 16, 37, 64)
 CALLS = {delta: (KEEP, TOKENS, ("recurrent", "chunked"), (False, True), SIZES),
          conv: (KEEP, TOKENS, (1, 4, 6), (16, 37), (False, True)),
          norms: (LENGTHS,),
-         gate: (LENGTHS, [(), (16,), (20,)], (None, -5.0)),
+         gate: (LENGTHS, [(), (16,), (20,)], ("softplus", "bounded", "clamped")),
          solve: (LENGTHS, LENGTHS, (False, True))}
 
 

@@ -27,9 +27,11 @@ cdef class LayerKernels:
         fill_options(&self.delta, None, layer.head_map, "auto", True, layer.l2_eps, layer.l2_form, not self.factored,
                      None)
         fill_inputs(&self.delta, self.delta_arrays, t.q, t.k, t.v, t.a, t.b, t.v, None)
-        plan_gate_arrays(&self.decay, t.a, layer.A, layer.dt_bias, layer.lower_bound, t.a)
-        if self.factored:         # the bounded gate at A = -1 and no bias is factor * sigmoid(b), in one pass
-            plan_gate_arrays(&self.factor, t.b, minus_one, zero, layer.beta_factor, t.b)
+        plan_gate_arrays(&self.decay, t.a, layer.A, layer.dt_bias, choice(GATES, layer.gate, "gate"), layer.lower_bound,
+                         t.a)
+        if self.factored:         # a bounded gate with A = -1, no bias and a "bound" above 0 is factor * sigmoid(b)
+            plan_gate_arrays(&self.factor, t.b, minus_one, zero, GDN_GATE_BOUNDED, -1.0, t.b)
+            self.factor.job.lower_bound = layer.beta_factor
         plan_norm_arrays(&self.gated_norm, t.v, t.z, layer.norm, layer.norm_eps,
                          choice(ACTIVATIONS, layer.activation, "activation"), t.v)
         self.kept = [t.a, layer.A, layer.dt_bias, t.b, minus_one, zero, t.v, t.z, layer.norm]

@@ -43,7 +43,7 @@ cdef gdn_status plan_rms_norm_gated(rowwise_call *c, const refusal *why, const g
 
 
 cdef gdn_status plan_decay_gate(rowwise_call *c, const refusal *why, const gdn_tensor *a, const gdn_tensor *A,
-                                const gdn_tensor *dt_bias, const float *lower_bound,
+                                const gdn_tensor *dt_bias, int32_t gate, float lower_bound,
                                 const gdn_tensor *out) noexcept nogil:
     cdef gdn_rowwise_job *job = &c.job
     c.fn, c.flush = level.decay_gate, False       # subnormal decays are results, not to be flushed
@@ -54,13 +54,32 @@ cdef gdn_status plan_decay_gate(rowwise_call *c, const refusal *why, const gdn_t
         swap_first_axes(&job.y)
         swap_first_axes(&job.w)
         swap_first_axes(&job.out)
-    job.bounded = lower_bound != NULL
-    job.lower_bound = lower_bound[0] if job.bounded else 0
-    if not isfinite(job.lower_bound):
-        return fail(why, GDN_ERR_VALUE, "lower_bound must be finite, got %g", <double>job.lower_bound)
-    return (check_like(why, "a", a, a, False) or check_tensor(why, "A", A, a.ne[1], 1, 1, 1, False)
+    job.gate, job.lower_bound = gate, lower_bound
+    return (check_option(why, "gate", gate, GDN_GATE_SOFTPLUS, GDN_GATE_CLAMPED)
+            or check_lower_bound(why, gate, lower_bound)
+            or check_like(why, "a", a, a, False) or check_tensor(why, "A", A, a.ne[1], 1, 1, 1, False)
             or check_tensor(why, "dt_bias", dt_bias, a.ne[0], a.ne[1], 1, 1, False)
-            or check_like(why, "out", out, a, True))
+            or check_like(why, "out", out, a, True) or check_rates(why, A))
+
+
+cdef gdn_status check_lower_bound(const refusal *why, int32_t gate, float bound) noexcept nogil:
+    if gate == GDN_GATE_SOFTPLUS and bound != 0:
+        return fail(why, GDN_ERR_VALUE, "lower_bound is %g, which gate \"softplus\" does not use: "
+                    "name gate \"bounded\" or \"clamped\"", <double>bound)
+    if gate != GDN_GATE_SOFTPLUS and not (isfinite(bound) and bound < 0):
+        return fail(why, GDN_ERR_VALUE, "lower_bound must be finite and below 0 for this gate, got %g", <double>bound)
+    return GDN_OK
+
+
+cdef gdn_status check_rates(const refusal *why, const gdn_tensor *A) noexcept nogil:
+    """A rate above 0 is +exp(A_log): in the bounded form finite and wrong."""
+    cdef int64_t h
+    cdef float rate
+    for h in range(A.ne[0]):
+        rate = (<const float *>(<const char *>A.data + h * A.nb[0]))[0]
+        if not rate <= 0:
+            return fail(why, GDN_ERR_VALUE, "A must be -exp(A_log), 0 or less, got %g for head %lld", <double>rate, <long long>h)
+    return GDN_OK
 
 
 cdef void swap_first_axes(gdn_tensor *t) noexcept nogil:
@@ -115,11 +134,12 @@ cdef gdn_status c_rms_norm_gated(const gdn_tensor *x, const gdn_tensor *gate, co
 
 
 cdef gdn_status c_decay_gate(const gdn_tensor *a, const gdn_tensor *A, const gdn_tensor *dt_bias,
-                             const float *lower_bound, const gdn_tensor *out, int32_t n_threads) noexcept nogil:
+                             int32_t gate, float lower_bound, const gdn_tensor *out,
+                             int32_t n_threads) noexcept nogil:
     cdef rowwise_call c
     if a == NULL or A == NULL or dt_bias == NULL or out == NULL:
         return GDN_ERR_NULL
-    return run_planned(plan_decay_gate(&c, &SILENT, a, A, dt_bias, lower_bound, out), &c, n_threads)
+    return run_planned(plan_decay_gate(&c, &SILENT, a, A, dt_bias, gate, lower_bound, out), &c, n_threads)
 
 
 cdef gdn_status c_solve_tri(const gdn_tensor *a, const gdn_tensor *b, int32_t lower, int32_t unit,
@@ -137,6 +157,7 @@ cdef gdn_status c_solve_tri(const gdn_tensor *a, const gdn_tensor *b, int32_t lo
 # ---- the Python faces --------------------------------------------------------------------------------------------
 
 ACTIVATIONS = {"silu": GDN_ACT_SILU, "sigmoid": GDN_ACT_SIGMOID}
+GATES = {"softplus": GDN_GATE_SOFTPLUS, "bounded": GDN_GATE_BOUNDED, "clamped": GDN_GATE_CLAMPED}
 FORMS = {"sum": GDN_L2_FORM_SUM, "max": GDN_L2_FORM_MAX}
 
 
@@ -210,16 +231,19 @@ cdef int plan_norm_arrays(rowwise_call *c, ndarray x, ndarray gate, ndarray weig
     return check(plan_rms_norm_gated(c, &told, &c_x, &c_gate, &c_weight, eps, activation, &c_out))
 
 
-def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
-    """The log decay g: ``softplus(a + dt_bias) * A``, or ``lower_bound * sigmoid(-A * (a + dt_bias))``.
+def decay_gate(a, A, dt_bias, *, gate="softplus", lower_bound=None, out=None, n_threads=None):
+    """The log decay g of ``x = a + dt_bias``, in the form that gate names.
 
     a, out      (n_seqs, n_tokens, H) with dt_bias (H,): scalar gate; or (n_seqs, n_tokens, H, S_k) with dt_bias
                 (H, S_k) or (H * S_k,): per key channel.  float32, any strides; out may be exactly a
-    A           (H,): -exp(A_log) (GGUF's ssm_a is A already); 0 * -inf counts as 0, a decay of exactly 1
-    lower_bound a number (FLA's KDA), or None
+    A           (H,): -exp(A_log) (GGUF's ssm_a is A already), 0 or less; 0 * -inf counts as 0, a decay of exactly 1
+    gate        "softplus": A softplus(x), with no lower_bound;  "bounded": lower_bound sigmoid(-A x), as FLA's KDA has it;
+                "clamped": max(A softplus(x), lower_bound)
+    lower_bound a number below 0, or None.  A bound alone names no form: without gate= it is refused
 
     softplus keeps a relative accuracy of 1e-6 for any argument, results below float32's normal range included.
-    Raises ValueError (shape, stride, overlap, option) and TypeError (anything but float32) before anything is written.
+    Raises ValueError (shape, stride, overlap, option, a bound that is missing or not used, an A above 0 or NaN) and TypeError
+    (anything but float32) before anything is written.
     """
     cdef ndarray a_ = as_array(a, "a", False)
     cdef ndarray A_ = fit(A, "A", 1, False)
@@ -234,7 +258,7 @@ def decay_gate(a, A, dt_bias, *, lower_bound=None, out=None, n_threads=None):
     if isinstance(a, Tensor) and is_scalar_gate(a_, A_.shape[0], bias.size):
         a_ = fit(a, "a", 3, False)
     y = fit(out, "out", a_.ndim, True) if isinstance(out, Tensor) else output_like(a_, out)
-    plan_gate_arrays(&c, a_, A_, bias, lower_bound, y)
+    plan_gate_arrays(&c, a_, A_, bias, choice(GATES, gate, "gate"), lower_bound, y)
     check_overlap("out", y, (("a", a_, True), ("A", A_, False), ("dt_bias", bias, False)))
     with nogil:
         run_rowwise(&c, threads)
@@ -246,9 +270,12 @@ cdef bint is_scalar_gate(ndarray a, int64_t H, int64_t n_bias):
     return a.shape[0] == 1 and a.shape[3] == H == n_bias and not (a.shape[2] == H and H == 1)
 
 
-cdef int plan_gate_arrays(rowwise_call *c, ndarray a, ndarray A, ndarray dt_bias, lower_bound, ndarray out) except -1:
+cdef int plan_gate_arrays(rowwise_call *c, ndarray a, ndarray A, ndarray dt_bias, int32_t gate, lower_bound,
+                          ndarray out) except -1:
     cdef gdn_tensor c_a, c_A, c_bias, c_out
     cdef float bound = 0 if lower_bound is None else float_argument(lower_bound, "lower_bound")
+    if bound == 0 and lower_bound is not None:    # which the C face takes for none
+        raise ValueError(f"lower_bound must be below 0, got {lower_bound!r}")
     to_c(a, &c_a)
     to_c(A, &c_A)
     to_c(per_channel_bias(dt_bias, a), &c_bias)
@@ -257,7 +284,7 @@ cdef int plan_gate_arrays(rowwise_call *c, ndarray a, ndarray A, ndarray dt_bias
         add_unit_axis(&c_a)
         add_unit_axis(&c_bias)
         add_unit_axis(&c_out)
-    return check(plan_decay_gate(c, &told, &c_a, &c_A, &c_bias, &bound if lower_bound is not None else NULL, &c_out))
+    return check(plan_decay_gate(c, &told, &c_a, &c_A, &c_bias, gate, bound, &c_out))
 
 
 cdef ndarray per_channel_bias(ndarray bias, ndarray a):

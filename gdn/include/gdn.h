@@ -158,6 +158,12 @@ typedef struct gdn_conv_args {
 
 enum { GDN_L2_FORM_SUM = 0, GDN_L2_FORM_MAX = 1 };
 
+enum {
+    GDN_GATE_SOFTPLUS = 0,      /* A softplus(x) */
+    GDN_GATE_BOUNDED = 1,       /* lower_bound sigmoid(-A x), as FLA's KDA has it */
+    GDN_GATE_CLAMPED = 2        /* max(A softplus(x), lower_bound) */
+};
+
 /* ---------------------------------------------------------------------------------------------------------------
  * The state ring: one flat buffer, from anywhere, that holds the recurrent and convolution states of n_slots sequences.
  *
@@ -320,11 +326,12 @@ typedef struct gdn_api {
     /* out = x / sqrt(mean x^2 + eps) * weight * act(gate) along ne[0]; weight ne = (n).  out may be exactly x or gate. */
     gdn_status (*rms_norm_gated)(const gdn_tensor *x, const gdn_tensor *gate, const gdn_tensor *weight, float eps,
                                  int32_t activation, const gdn_tensor *out, int32_t n_threads);
-    /* out = softplus(a + dt_bias) * A, or with lower_bound: *lower_bound * sigmoid(-A * (a + dt_bias)).
-     * a, out ne = 1 or S_k, H, n_tokens, n_seqs; A ne = (H); dt_bias ne = (1 or S_k, H).  lower_bound may be NULL.
-     * out may be exactly a. */
-    gdn_status (*decay_gate)(const gdn_tensor *a, const gdn_tensor *A, const gdn_tensor *dt_bias,
-                             const float *lower_bound, const gdn_tensor *out, int32_t n_threads);
+    /* The log decay of x = a + dt_bias in one of the forms GDN_GATE_*.
+     * a, out ne = 1 or S_k, H, n_tokens, n_seqs; A ne = (H), -exp(A_log), so 0 or less; dt_bias ne = (1 or S_k, H).
+     * lower_bound: below 0, finite; 0, which is none, for GDN_GATE_SOFTPLUS.  out may be exactly a.
+     * GDN_ERR_VALUE: an A above 0 or NaN, a bound that is missing, not used or no bound. */
+    gdn_status (*decay_gate)(const gdn_tensor *a, const gdn_tensor *A, const gdn_tensor *dt_bias, int32_t gate,
+                             float lower_bound, const gdn_tensor *out, int32_t n_threads);
     /* a X = b, a ne = n, n, batch; b, out ne = m, n, batch (ggml_solve_tri's meaning).  out may be exactly b. */
     gdn_status (*solve_tri)(const gdn_tensor *a, const gdn_tensor *b, int32_t lower, int32_t unit,
                             const gdn_tensor *out, int32_t n_threads);

@@ -40,7 +40,7 @@ ctypedef struct gdn_rowwise_job:
     gdn_tensor x, y, w, out           # l2: x; rms: x, gate y, weight w; gate: a x, A y, dt_bias w
     int64_t n_rows, rows_per_item     # rows are (i1, i2, i3) of out, i1 fastest
     float eps, lower_bound
-    int form, activation, bounded
+    int form, activation, gate
 
 # solve_tri: work item i = (batch, column part).
 ctypedef struct gdn_solve_job:

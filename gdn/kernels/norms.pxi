@@ -91,8 +91,10 @@ cdef void decay_gate_item(const void *job_, int64_t item, void *scratch) noexcep
             A = lanes_load(A_row + i * job.y.nb[0], job.y.nb[0], lanes)
             x = lanes_load(a + i * job.x.nb[0], job.x.nb[0], lanes) + lanes_load(
                 bias + i * job.w.nb[0], job.w.nb[0], lanes)
-            if job.bounded:
+            if job.gate == GDN_GATE_BOUNDED:
                 x = v_sigmoid(v_mul_zero(-A, x)) * job.lower_bound
             else:
                 x = v_mul_zero(A, v_softplus(x))
+                if job.gate == GDN_GATE_CLAMPED:
+                    x = v_max(v_set(job.lower_bound), x)
             lanes_store(out + i * job.out.nb[0], job.out.nb[0], x, lanes)

@@ -34,5 +34,6 @@ cdef extern from "simd.h" nogil:
     vf v_silu(vf x)
     vf v_softplus(vf x)
     vf v_mul_zero(vf a, vf b)
+    vf v_max(vf a, vf x)
     void v_transpose(char *to, int64_t to_nb, const char *from_, int64_t from_nb)
     void v_prefetch(const float *p, int64_t n)
