@@ -310,7 +310,8 @@ def test_separate_convolutions_and_unprefixed_gate():
 
 def test_lower_bound():
     case = Case("kimi")
-    layer = gdn.KimiDeltaAttention.from_state_dict(case.weights, "", {**case.config, "gate_lower_bound": -5.0})
+    layer = gdn.KimiDeltaAttention.from_state_dict(case.weights, "", {**case.config, "gate_lower_bound": -5.0},
+                                                   overrides={"gate": "bounded", "lower_bound": -5.0})
     ring, trace = case.ring(), {}
     ring.acquire(0)
     run(layer, ring, case.x, [0] * 75, trace=trace)

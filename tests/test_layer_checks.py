@@ -124,13 +124,6 @@ def test_extents_of_a_config_are_checked(case, value):
                 type(case.layer).from_state_dict(case.weights, "", {**case.config, name: value})
 
 
-def test_the_bounded_gate_falls():
-    case = Case("kimi")
-    for bound in (0, 5.0):
-        with pytest.raises(ValueError, match="lower_bound"):
-            gdn.KimiDeltaAttention.from_state_dict(case.weights, "", {**case.config, "gate_lower_bound": bound})
-
-
 def test_a_layer_stays_what_it_was_made_of(case):
     """Its attributes are not set, and its weights are its own, wherever the caller's lay."""
     def decode(layer):

@@ -137,7 +137,7 @@ def test_tensors_that_nobody_reads_are_refused(tensors):
     for name in ("in_proj_qkvz.bias", "in_proj_z.weight", "in_proj_qkvz.weight_scale_inv"):
         with pytest.raises(ValueError, match=f"{name} of no known use"):
             gdn.GatedDeltaNet.from_state_dict({**weights, name: np.zeros(3)}, "", CONFIG)
-    with pytest.raises(TypeError, match="in_proj_ba.weight must be floating point, got int8"):
+    with pytest.raises(TypeError, match="in_proj_ba.weight must be float16, .* got int8"):
         quantised = tensors["in_proj_ba.weight"].astype(np.int8)
         gdn.GatedDeltaNet.from_state_dict({**weights, "in_proj_ba.weight": quantised}, "", CONFIG)
 
@@ -148,13 +148,14 @@ def test_what_a_config_says(tensors, model):
     weights, olmo = chosen(tensors, "fused", "fused", "one"), model == "olmo_hybrid"
     config = {**CONFIG, "model_type": model, "rms_norm_eps": 3e-6, "hidden_act": "swish"}
     fixed = {"kind": "gdn", "head_map": "interleaved", "norm_eps": 1e-5 if olmo else 3e-6, "l2_eps": 1e-6, "l2_form": "sum",
-             "beta_factor": 2 if olmo else 1, "activation": "silu", "lower_bound": None, "S_v": S_V}
+             "beta_factor": 2 if olmo else 1, "activation": "silu", "gate": "softplus", "lower_bound": None, "S_v": S_V,
+             "family": "qwen3_5" if "qwen3_5" in model else model}
     for given in (config, {"model_type": "whole", "text_config": config}, SimpleNamespace(**config),
                   SimpleNamespace(text_config=SimpleNamespace(**config))):
         said = state_dict.read_layer(weights, "", given)[1]
         assert {name: getattr(said, name) for name in fixed} == fixed
     assert state_dict.read_layer(weights, "", {**config, "linear_allow_neg_eigval": False})[1].beta_factor == 1
-    with pytest.raises(ValueError, match="hidden_act 'gelu'"):
+    with pytest.raises(ValueError, match="hidden_act is 'gelu'"):
         state_dict.read_layer(weights, "", {**config, "hidden_act": "gelu"})
 
 
@@ -166,7 +167,7 @@ def test_element_types(tensors):
     for x in (out.bfloat16(), bf16):
         read = state_dict.read_layer({**weights, name: x}, "", CONFIG)[0]["out"]
         assert same_bits(read, bf16.astype(np.float32))
-    with pytest.raises(TypeError, match=f"{name} must be floating point, got torch.int8"):
+    with pytest.raises(TypeError, match=f"{name} must be float16, .* got int8"):
         state_dict.read_layer({**weights, name: out.to(torch.int8)}, "", CONFIG)
 
 

@@ -1,0 +1,69 @@
+"""Layers against transformers' own modules: random tiny configurations of every family, run on the CPU."""
+
+import numpy as np
+import pytest
+from helpers import assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layer_cases import run
+from transformers_layers import FAMILIES, build, load, ours, recorded, settings_of, theirs
+
+import gdn
+
+GDN = {"hidden_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
+       "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4}
+KDA = {"hidden_size": 24, "linear_num_heads": 3, "linear_head_dim": 16, "linear_conv_kernel_dim": 4}
+FIELDS = {family: KDA if kda else GDN for family, (*_, kda) in FAMILIES.items()} | {
+    "qwen4_exp": GDN | {"output_gate_type": "sigmoid"},
+    "bailing_hybrid": {"hidden_size": 24, "num_attention_heads": 3, "head_dim": 16, "short_conv_kernel_size": 4}}
+
+
+def compare(family, data):
+    """A sequence in parts, and three sequences mixed in one batch, on one random layer of the family."""
+    fields, seed = data.draw(settings_of(family)), data.draw(st.integers(0, 2**16))
+    mixer, config = build(family, fields, seed)
+    layer, rng = load(family, mixer, config), np.random.default_rng(seed)
+    parts = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
+    parts = [*parts, 1, 1]
+    x = rng.standard_normal((sum(parts), layer.n_embd)).astype(np.float32)
+    expected = theirs(mixer, config, x, [sum(parts) - 2, 1, 1])
+    assert_close(ours(layer, x, parts), expected, f"{family} {parts}", 1e-5)
+    assert_close(ours(layer, x, [sum(parts)]), expected, family, 1e-5)
+
+    lengths = data.draw(st.lists(st.integers(1, 30), min_size=3, max_size=3))
+    ids = rng.permutation(np.repeat(np.arange(3), lengths))
+    x = rng.standard_normal((len(ids), layer.n_embd)).astype(np.float32)
+    ring = gdn.StateRing.create(3, n_layers=1, **layer.extents)
+    for seq_id in range(3):
+        ring.acquire(seq_id)
+    y = run(layer, ring, x, ids)
+    for seq_id, n in enumerate(lengths):
+        assert_close(y[ids == seq_id], theirs(mixer, config, x[ids == seq_id], [n]), f"{family} mixed", 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=2, deadline=None)
+@given(data=st.data())
+def test_random_layers(family, data):
+    compare(family, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_many_random_layers(family, data):
+    compare(family, data)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_intermediate(family):
+    mixer, config = build(family, FIELDS[family], 7)
+    layer = load(family, mixer, config)
+    x, trace = np.random.default_rng(7).standard_normal((71, layer.n_embd)).astype(np.float32), {}
+    with recorded(family, mixer) as expected:
+        theirs(mixer, config, x, [71])
+    ours(layer, x, [71], trace=trace)
+    assert set(trace) == set(expected)
+    for name, array in trace.items():
+        assert_close(array, expected[name].numpy().reshape(array.shape), f"{family} {name}", 1e-5)
