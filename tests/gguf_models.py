@@ -32,9 +32,12 @@ class Tensors(dict):
         self[name] = (1 + 0.2 * self.rng.standard_normal(shape)).astype(np.float32)
 
 
-def write(path, arch, meta, tensors, types=None):
-    """A GGUF file of a whole model; keys without the architecture's prefix.  types: {name: (qtype, uint8 data)}."""
-    writer = GGUFWriter(path, arch)
+def write(path, arch, meta, tensors, types=None, **split):
+    """A GGUF file of a whole model; keys without the architecture's prefix.  types: {name: (qtype, uint8 data)}.
+
+    ``split`` as of GGUFWriter: split_max_tensors=20 makes parts, path-00001-of-0000N.gguf, without .gguf in between.
+    """
+    writer = GGUFWriter(path, arch, **split)
     for key, value in {"tokenizer.ggml.model": "none", **meta}.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
                list: writer.add_array}

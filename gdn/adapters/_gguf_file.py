@@ -8,6 +8,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import math
 import os
+import re
 import stat
 import struct
 from typing import NamedTuple
@@ -23,22 +24,19 @@ MAX_KEPT = 1 << 16      # longer strings and arrays (vocabularies) are stepped o
 
 
 class TensorInfo(NamedTuple):
-    """A tensor as the header describes it: ``ne`` in ggml's order, fastest first; ``start`` in bytes of the file."""
+    """A tensor as the header describes it: ``ne`` in ggml's order, fastest first; ``start`` in bytes of its part's file."""
 
     ne: tuple
     type: int
     start: int
+    part: int = 0
 
 
-class GGUFFile:
-    """``meta`` (key to scalar, string or list; long ones left out) and ``tensors`` (name to TensorInfo) of a file.
-
-    A context manager.  ValueError if the file is no GGUF file, is truncated, contradicts itself, or is one part of
-    several; OSError as the system raises it.
-    """
+class _Part:
+    """One file: ``meta`` (key to scalar, string or list; long ones left out) and ``tensors`` (name to TensorInfo)."""
 
     def __init__(self, path):
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         if not stat.S_ISREG(os.stat(self.path).st_mode):
             raise ValueError(f"{self.path}: not a regular file")
         self.file = open(self.path, "rb")
@@ -48,12 +46,6 @@ class GGUFFile:
         except BaseException:
             self.file.close()
             raise
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
 
     def error(self, text):
         return ValueError(f"{self.path}: {text}")
@@ -80,8 +72,6 @@ class GGUFFile:
                 raise self.error(f"tensor {name!r} occurs twice")
             infos[name] = self._info(name)
         self._place(infos)
-        if self.meta.get("split.count", 0) not in (0, 1):
-            raise self.error(f"one part of {self.meta['split.count']}; merge the parts into one file first")
 
     def _place(self, infos):
         """Offsets count from the first aligned byte after the header; every tensor has to end inside the file."""
@@ -117,6 +107,10 @@ class GGUFFile:
     def _take(self, n, what):
         self._require_bytes(n, what)
         return self.file.read(n)
+
+    def bytes_at(self, start, n, name):
+        self.file.seek(start)
+        return self._take(n, f"tensor {name}")
 
     def _skip(self, n, what):
         self._require_bytes(n, what)
@@ -183,6 +177,50 @@ class GGUFFile:
         self.file.seek(at - len(piece), os.SEEK_CUR)
         self._require_bytes(0, key)
 
+
+class GGUFFile(_Part):
+    """A file, or all parts of a split one whose first is given: ``meta`` of the first, ``tensors`` of all.
+
+    A context manager.  ValueError if a file is no GGUF file, is truncated, contradicts itself or the other parts, or is
+    one part of several but not the first; OSError as the system raises it.
+    """
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.parts = [self]
+        try:
+            if self.meta.get("split.count", 0) not in (0, 1):
+                self._open_parts(self.meta["split.count"])
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for part in self.parts:
+            part.file.close()
+
+    def _open_parts(self, count):
+        named = re.fullmatch(r"(.*)-00001-of-([0-9]{5})\.gguf", self.path, re.DOTALL)
+        if type(count) is not int or not named or int(named[2]) != count or self.meta.get("split.no") != 0:
+            raise self.error(f"one part of {count!r}, number {self.meta.get('split.no')!r} from 0; expected the first, "
+                             f"by a name that ends in -00001-of-N.gguf")
+        for no in range(1, count):
+            part = _Part(f"{named[1]}-{no + 1:05}-of-{named[2]}.gguf")
+            self.parts.append(part)
+            says = [part.meta.get(key) for key in ("split.no", "split.count")]
+            if says != [no, count]:
+                raise part.error(f"split.no and split.count are {says}, expected {[no, count]}")
+            twice = self.tensors.keys() & part.tensors.keys()
+            if twice:
+                raise part.error(f"{', '.join(sorted(twice))} in an earlier part too")
+            self.tensors |= {name: info._replace(part=no) for name, info in part.tensors.items()}
+        n_tensors = self.meta.get("split.tensors.count", len(self.tensors))
+        if n_tensors != len(self.tensors):
+            raise self.error(f"split.tensors.count is {n_tensors!r}, the parts have {len(self.tensors)} tensors")
+
     def require(self, name, ne):
         """TensorInfo of a tensor whose extents are ``ne``; axes of extent 1 may lie anywhere."""
         if name not in self.tensors:
@@ -206,8 +244,7 @@ class GGUFFile:
             raise self.error(f"tensor {name}: rows of {ne[0]} values, but {type.name} packs {block} in a block")
         row_bytes = ne[0] // block * block_bytes
         n_bytes = math.prod(ne[1:]) * row_bytes
-        self.file.seek(info.start)
-        data = np.frombuffer(bytearray(self._take(n_bytes, f"tensor {name}")), np.uint8)
+        data = np.frombuffer(bytearray(self.parts[info.part].bytes_at(info.start, n_bytes, name)), np.uint8)
         try:
             values = dequantize(data.reshape(-1, row_bytes), type)
         except NotImplementedError as error:                   # the package's word for a type it cannot unpack

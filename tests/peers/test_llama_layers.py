@@ -43,6 +43,19 @@ def run_llama(llama, path, arch, calls):
     return found
 
 
+def compare(llama, path, arch, calls, overrides=None):
+    """Our layers on what llama.cpp's got, call by call."""
+    for il, pairs in run_llama(llama, path, arch, calls).items():
+        layer = layer_class(arch).from_gguf(path, il, overrides=overrides)
+        ring = gdn.StateRing.create(2, n_layers=1, **layer.extents)
+        for seq_id in (0, 1):
+            ring.acquire(seq_id)
+        for (x, y), (tokens, seq_id) in zip(pairs, calls, strict=True):
+            batch = gdn.Batch(np.broadcast_to(seq_id, len(tokens)))
+            with ring.begin(batch) as step:
+                assert_close(layer(np.ascontiguousarray(x), batch, step, 0), y, f"{arch}, block {il}", BOUND)
+
+
 def check(llama, tmp_path, arch, rng, overrides=None, **options):
     path = models.write(tmp_path / "model.gguf", arch, *models.model(arch, rng, **options))
     tokens = rng.integers(0, models.N_VOCAB, 80)
@@ -51,15 +64,7 @@ def check(llama, tmp_path, arch, rng, overrides=None, **options):
         # It goes on; two sequences of a token each, and of three each, taken sequence by sequence.
         calls += [(tokens[40:45], 0), (tokens[45:46], 0), (tokens[46:47], 1), (tokens[47:49], [0, 1]),
                   (tokens[49:55], [0, 0, 0, 1, 1, 1])]
-    for il, pairs in run_llama(llama, path, arch, calls).items():
-        layer = layer_class(arch).from_gguf(path, il, overrides=overrides)
-        ring = gdn.StateRing.create(2, n_layers=1, **layer.extents)
-        for seq_id in (0, 1):
-            ring.acquire(seq_id)
-        for (x, y), (part, seq_id) in zip(pairs, calls, strict=True):
-            batch = gdn.Batch(np.broadcast_to(seq_id, len(part)))
-            with ring.begin(batch) as step:
-                assert_close(layer(np.ascontiguousarray(x), batch, step, 0), y, f"{arch} {options}, block {il}", BOUND)
+    compare(llama, path, arch, calls, overrides)
 
 
 @pytest.mark.parametrize("arch, options", CASES, ids=[f"{arch}-{'-'.join(map(str, options))}" for arch, options in CASES])
@@ -72,6 +77,16 @@ def test_kimi_linears_bound_is_not_read(llama, tmp_path, rng):
     check(llama, tmp_path, "kimi-linear", rng, overrides={"gate": "softplus"}, bound=-5.0)
     with pytest.raises(ValueError, match=r"kimi-linear\.kda\.gate_lower_bound is -5\.0"):
         gdn.KimiDeltaAttention.from_gguf(tmp_path / "model.gguf", 0)
+
+
+def test_a_split_model(llama, tmp_path, rng):
+    meta, tensors = models.model("glm5-next", rng)
+    whole = models.write(tmp_path / "x.gguf", "glm5-next", meta, tensors)
+    models.write(tmp_path / "split.gguf", "glm5-next", meta, tensors, split_max_tensors=30)
+    first = min(tmp_path.glob("split-*"))
+    logits = [llama.model(path).context().decode(range(20)) for path in (first, whole)]
+    np.testing.assert_array_equal(*logits)
+    compare(llama, first, "glm5-next", [(np.arange(20), 0)])
 
 
 @pytest.mark.slow
