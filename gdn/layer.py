@@ -42,11 +42,13 @@ class _Layer:
                         "conv_width": self.width}
         w = self._check_weights(weight_layouts.flat(weights, config))
         self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
-        self.A, self.dt_bias, self.out = w["A"], w["dt_bias"], w["out"]
+        self.A, self.dt_bias = w["A"], w["dt_bias"]
         self.norm = np.float32(self.output_gate_factor) * (np.float32(self.norm_offset) + w["norm"])
-        # One matmul of all projections of x; each is a slice of its columns.
+        # One matmul of all projections of x; each is a slice of its columns.  Weights lie column by column, as BLAS packs
+        # them fastest: half the time for 2 to 16 tokens.
         inputs = weight_layouts.inputs(config)
-        self.inputs = np.concatenate([w[name] for name in inputs])
+        self.inputs = np.asfortranarray(np.concatenate([w[name] for name in inputs]))
+        self.out = np.asfortranarray(w["out"])
         ends = np.cumsum([len(w[name]) for name in inputs])
         self.columns = {name: slice(end - len(w[name]), end) for name, end in zip(inputs, ends, strict=True)}
         # {what comes of it: (the projection it multiplies, its weight, its name)}
