@@ -1,0 +1,1 @@
+"""An HTTP server for the example model: see docs/SERVING.md."""

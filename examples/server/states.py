@@ -1,0 +1,45 @@
+"""The ring behind the engine: its form, and how one sequence becomes two, each in one place."""
+
+import itertools
+
+import gdn
+
+
+class States:
+    """n_active sequences that run, and n_kept that wait as prefixes, in one ring."""
+
+    def __init__(self, layers, n_active, prefix_bytes, n_draft):
+        extents = {"n_layers": len(layers), **layers[0].extents}
+        n_rollback = max(n_draft, int(prefix_bytes > 0))        # the state before a prompt's last token is kept
+        nbytes = [gdn.StateRing.nbytes_for(n, n_rollback, **extents) for n in (1, 2)]
+        self.slot_nbytes = nbytes[1] - nbytes[0]
+        self.n_active, self.n_kept = n_active, prefix_bytes // self.slot_nbytes
+        self.ring = gdn.StateRing.create(n_active + self.n_kept, n_rollback, **extents)
+        self.new_id = itertools.count(1).__next__
+
+    def acquire(self):
+        """A sequence that has seen nothing."""
+        seq_id = self.new_id()
+        self.ring.acquire(seq_id)
+        return seq_id
+
+    def copy(self, seq_id):
+        """A sequence that has seen what seq_id has."""
+        new_id = self.new_id()
+        self.ring.copy(seq_id, new_id)
+        return new_id
+
+    def run(self, model, tokens, batch, rows, forks):
+        """One step of `batch`: (logits at `rows`, ids of the forks).
+
+        forks: [(seq_id, n), ...]: a new sequence that has seen the first n of seq_id's tokens in this step, all of
+        them or all but one.
+        """
+        with self.ring.begin(batch) as step:
+            logits = model(tokens, batch, step, rows)
+        lengths = dict(zip(batch.unique_ids.tolist(), batch.lengths.tolist(), strict=True)) if forks else {}
+        new_ids = []
+        for seq_id, n in forks:
+            new_ids.append(self.copy(seq_id))
+            self.ring.rollback(new_ids[-1], lengths[seq_id] - n)
+        return logits, new_ids
