@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-EXTRAS ?= test,peers,torch
+EXTRAS ?= test,peers,torch,server
+PORT   ?= 8080
 GDN_FUZZ ?= 10000
 ARGS   ?=
 PY     := $(VENV)/bin/python
@@ -11,11 +12,12 @@ PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
 SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h)
 
-.PHONY: demo build test test-slow fuzz bench lint debug asm old-cpu docs sdist wheel clean distclean help
+.PHONY: demo serve build test test-slow fuzz bench lint debug asm old-cpu docs sdist wheel clean distclean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       generate text with the small model that ships with the project"
+	@echo "make serve      the same model behind HTTP, PORT=8080: docs/SERVING.md"
 	@echo "make test       the whole suite; EXTRAS=test leaves out the peers and torch"
 	@echo "make test-slow  the full grids and sweeps"
 	@echo "make fuzz       random calls, GDN_FUZZ of them, and five times as many spoiled ones"
@@ -52,6 +54,9 @@ build: $(VENV)/.built
 
 demo: build
 	OPENBLAS_NUM_THREADS=1 $(PY) examples/shakespeare/generate.py $(ARGS)
+
+serve: build $(VENV)/.extras-server
+	PYTHONPATH=examples $(PY) -m server --port $(PORT) $(ARGS)
 
 test: build $(VENV)/.extras-$(EXTRAS)
 	$(PY) -m pytest -m "not slow" $(ARGS)

@@ -17,8 +17,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 class Server:
     def __init__(self, *options):
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([sys.executable, "-m", "server", "--port", "0", *options], cwd=EXAMPLES,
+        path = os.pathsep.join(filter(None, (str(EXAMPLES), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path}
+        self.process = subprocess.Popen([sys.executable, "-m", "server", "--port", "0", *options],
                                         stderr=subprocess.PIPE, text=True, env=environment)
         self.log = []
         for line in self.process.stderr:

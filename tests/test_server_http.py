@@ -191,7 +191,7 @@ def test_sigterm_does_not_wait_for_ever():
 
 def test_load_generator(server):
     """The load script against this server: a short run ends well and prints its table."""
-    done = subprocess.run([sys.executable, "-m", "server.load", "--port", str(server.port), "--tokens", "20",
-                           "--streams", "1", "4"], cwd=EXAMPLES, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(EXAMPLES / "server" / "load.py"), "--port", str(server.port), "--tokens", "20",
+                           "--streams", "1", "4"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "against one stream: 4 streams" in done.stdout and "times shorter" in done.stdout

@@ -29,7 +29,7 @@ class Browser:
         script = f'exec 3<&{command_end} 4>&{answer_end}; exec "$@"'
         self.process = subprocess.Popen(
             ["/bin/bash", "-c", script, "sh", CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-             "--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}", "--window-size=1000,900",
+             "--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}", "--window-size=1000,850",
              "--remote-debugging-pipe"], pass_fds=(command_end, answer_end), stderr=subprocess.DEVNULL)
         os.close(command_end)
         os.close(answer_end)
@@ -103,6 +103,7 @@ def test_texts_stream_and_numbers_live(server, browser):
     browser.wait_for("+document.getElementById('rate').textContent > 100")
     assert browser.js("document.getElementById('busy').textContent") == "4 of 64"
     if path := os.environ.get("GDN_PAGE_PICTURE"):
+        browser.wait_for(f"{TEXTS}.every(x => x.length > 260)")
         Path(path).write_bytes(base64.b64decode(browser.call("Page.captureScreenshot")["data"]))
     browser.wait_for("!document.getElementById('go').disabled")
     prompt = browser.js("document.getElementById('prompt').value")

@@ -16,16 +16,16 @@ sys.path.insert(0, str(EXAMPLES))
 for module in ("gguf", "prometheus_client", "starlette"):
     optional(module)
 
-from server import sampling  # noqa: E402
-from server.drafts import DraftLength, draft  # noqa: E402
-from server.engine import Engine, Settings  # noqa: E402
-from server.metrics import Metrics  # noqa: E402
-from server.model import Model  # noqa: E402
-from server.prefixes import Prefixes  # noqa: E402
-from server.requests import Limits, Refused, Request, read  # noqa: E402
-from server.sequences import Job  # noqa: E402
+from server import sampling
+from server.drafts import DraftLength, draft
+from server.engine import Engine, Settings
+from server.metrics import Metrics
+from server.model import Model
+from server.prefixes import Prefixes
+from server.requests import Limits, Refused, Request, read
+from server.sequences import Job
 
-import gdn  # noqa: E402
+import gdn
 
 EXPECTED = np.load(EXAMPLES / "shakespeare" / "expected.npz")
 SMALL = {"n_active": 6, "n_draft": 4, "draft_tokens": 12, "step_tokens": 60, "piece": 32, "prefix_bytes": 24 << 20}
@@ -318,7 +318,8 @@ def body(**fields):
     (body(temperature=-0.1), "invalid_value", "temperature"), (body(temperature="hot"), "invalid_type", "temperature"),
     (body(temperature=float("nan")), "invalid_value", "temperature"), (body(seed=-1), "invalid_value", "seed"),
     (body(seed=2**64), "invalid_value", "seed"), (body(stop=[""]), "invalid_value", "stop"),
-    (body(stop=["a"] * 5), "invalid_value", "stop"), (body(stop=3), "invalid_type", "stop"), (body(stop=[3]), "invalid_value", "stop"),
+    (body(stop=["a"] * 5), "invalid_value", "stop"),
+    (body(stop=3), "invalid_type", "stop"), (body(stop=[3]), "invalid_value", "stop"),
     (body(n=0), "invalid_value", "n"), (body(n=9), "invalid_value", "n"), (body(stream="yes"), "invalid_type", "stream"),
     (body(stream_options={"include_usage": True}), "invalid_value", "stream_options"),
     (body(stream=True, stream_options={"x": 1}), "invalid_value", "stream_options"),

@@ -178,8 +178,9 @@ async def repetitive(port, rounds=5, n_tokens=400):
 
 def served(args, options, **more):
     """Run everything against a server of our own, which ends by SIGTERM."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
     server = subprocess.Popen([sys.executable, "-m", "server", "--port", "0", *options], stderr=subprocess.PIPE, text=True,
-                              cwd=Path(__file__).parents[1], env=os.environ)
+                              env={**os.environ, "PYTHONPATH": path})
     try:
         for line in server.stderr:
             if found := re.search(r"running on http://[^:]+:(\d+)", line):
