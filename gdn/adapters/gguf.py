@@ -15,6 +15,7 @@ import numpy as np
 
 from gdn import weight_layouts
 from gdn.adapters._gguf_file import GGUFFile
+from gdn.adapters.fields import MEANINGS, Fields, refuse_unread
 from gdn.layer_config import LayerConfig
 
 
@@ -45,16 +46,6 @@ ARCHS = {
     "kimi-k3": _Arch("kimi_k3", **_KDA, bound="may", g="g"),
 }
 STATELESS = ("clef",)             # llama.cpp starts every batch of these from zero
-# What a key's name contains: the fields of the layer that it would set, and the values that mean what the layer does.
-MEANINGS = {
-    "lower_bound": (("gate", "lower_bound"), lambda c: (c.lower_bound and float(np.float32(c.lower_bound)),)),
-    "safe_gate": (("gate", "lower_bound"), lambda c: (c.gate == "bounded",)),
-    "neg_eigval": (("beta_factor",), lambda c: (c.beta_factor == 2,)),
-    "full_rank": (("g_rank",), lambda c: (c.g_rank is None,)),
-    "output_gate": (("activation",), lambda c: (c.activation, *(("swish",) if c.activation == "silu" else ()))),
-    "gate_activation": (("activation",), lambda c: (c.activation, *(("swish",) if c.activation == "silu" else ()))),
-    "use_gate": (("activation",), lambda c: (True,)),
-}
 READ_KEYS = {"gdn": ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"),
              "kda": ("conv_kernel", "head_dim")}
 
@@ -193,7 +184,7 @@ def _layer(file, il, overrides):
         config = LayerConfig(**_fields(file, il, overrides)).override(overrides)
     except ValueError as error:
         raise file.error(error) from None
-    _check_keys(file, il, config, overrides or ())
+    _check_keys(file, il, config, overrides)
     return config, _tensors(file, il, config)
 
 
@@ -232,21 +223,18 @@ def _kda_fields(file, il, arch, overrides):
     return fields
 
 
-def _check_keys(file, il, config, said):
-    """Refuses keys that llama.cpp's class does not read where their value would mean another function than config's,
-    unless the fields that they would set are among those ``said`` explicitly; and a block that it takes for attention."""
+def _check_keys(file, il, config, overrides):
+    """Refuses keys that llama.cpp does not read where they would mean another layer, and a block that it takes for attention."""
     for key, value in file.meta.items():
-        name = key.removeprefix(_arch(file) + ".")
-        if name == key:
+        group, _, name = key.rpartition(".")
+        if key == _key(file, "kda.gate_lower_bound") and ARCHS[_arch(file)].bound or group.split(".")[0] != _arch(file):
             continue
-        meaning = next((meaning for word, meaning in MEANINGS.items() if word in name), None)
-        if meaning is not None:
-            fields, values = meaning
-            if value not in values(config) and not set(fields) & set(said):
-                raise file.error(f"{key} is {value!r}: llama.cpp does not read it so, and this layer's "
-                                 f"{' and '.join(f'{field} {getattr(config, field)!r}' for field in fields)} would be other "
-                                 f"values where it is read; say what is meant by overrides={{{fields[0]!r}: ...}}")
-        elif name.split(".")[0] in ("kda", "ssm") and name.split(".", 1)[1] not in READ_KEYS[config.kind]:
+        try:
+            refuse_unread([Fields({name: value})], config, overrides)
+        except ValueError as error:
+            raise file.error(f"{group}.{str(error).removeprefix('config: ')}") from None
+        is_known = name in READ_KEYS[config.kind] or any(pattern.search(name) for pattern, *_ in MEANINGS)
+        if group in (_key(file, "kda"), _key(file, "ssm")) and not is_known:
             raise file.error(f"{key} is of no known meaning in a layer of {_arch(file)}")
     for name, is_linear in (("attention.head_count_kv", lambda n: n == 0), ("attention.recurrent_layers", bool)):
         value = file.meta.get(_key(file, name))
