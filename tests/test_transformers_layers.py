@@ -6,16 +6,9 @@ from helpers import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import run
-from transformers_layers import FAMILIES, build, load, ours, recorded, settings_of, theirs
+from transformers_layers import FAMILIES, FIXED, build, load, ours, recorded, settings_of, theirs
 
 import gdn
-
-GDN = {"hidden_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
-       "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4}
-KDA = {"hidden_size": 24, "linear_num_heads": 3, "linear_head_dim": 16, "linear_conv_kernel_dim": 4}
-FIELDS = {family: KDA if kda else GDN for family, (*_, kda) in FAMILIES.items()} | {
-    "qwen4_exp": GDN | {"output_gate_type": "sigmoid"},
-    "bailing_hybrid": {"hidden_size": 24, "num_attention_heads": 3, "head_dim": 16, "short_conv_kernel_size": 4}}
 
 
 def compare(family, data):
@@ -58,7 +51,7 @@ def test_many_random_layers(family, data):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_intermediate(family):
-    mixer, config = build(family, FIELDS[family], 7)
+    mixer, config = build(family, FIXED[family], 7)
     layer = load(family, mixer, config)
     x, trace = np.random.default_rng(7).standard_normal((71, layer.n_embd)).astype(np.float32), {}
     with recorded(family, mixer) as expected:

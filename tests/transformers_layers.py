@@ -28,6 +28,13 @@ FAMILIES = {
     "glm5_next": ("glm5_next", "Glm5NextTextConfig", "Glm5NextTextLinearAttention", True),
     "bailing_hybrid": ("bailing_hybrid", "BailingHybridConfig", "BailingHybridDeltaAttention", True),
 }
+# One configuration of each.
+GDN = {"hidden_size": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
+       "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4}
+KDA = {"hidden_size": 24, "linear_num_heads": 3, "linear_head_dim": 16, "linear_conv_kernel_dim": 4}
+FIXED = {family: KDA if kda else GDN for family, (*_, kda) in FAMILIES.items()} | {
+    "qwen4_exp": GDN | {"output_gate_type": "sigmoid"},
+    "bailing_hybrid": {"hidden_size": 24, "num_attention_heads": 3, "head_dim": 16, "short_conv_kernel_size": 4}}
 SIZES = st.sampled_from([4, 8, 12, 16, 24, 32, 40])
 
 
