@@ -111,6 +111,8 @@ def run(full=False):
     config = gdn.show_config("dicts")
     print(f"gdn {config['version']}, level {config['level']}, {config['threads']} threads: {total} cases, "
           f"bound {BOUND:g}", flush=True)
+    print("Fine here and wrong in your model?  g is the natural log of the decay: if all of a call's g are in (0, 1], they are "
+          "most likely decays, and np.log(g) is meant.")
     for done, (name, error) in enumerate(itertools.chain(delta_cases(full), other_cases()), 1):
         if error > worst[1]:
             worst = name, error
