@@ -27,6 +27,7 @@ cdef extern from "gdn.h" nogil:
         GDN_ERR_ROLLBACK
         GDN_ERR_DAMAGED
         GDN_ERR_LOCKED
+        GDN_ERR_TWICE
     enum:
         GDN_ABI
         GDN_HEAD_NONE, GDN_HEAD_TILED, GDN_HEAD_INTERLEAVED
@@ -35,9 +36,29 @@ cdef extern from "gdn.h" nogil:
         GDN_ACT_NONE, GDN_ACT_SILU, GDN_ACT_SIGMOID
         GDN_L2_FORM_SUM, GDN_L2_FORM_MAX
         GDN_GATE_SOFTPLUS, GDN_GATE_BOUNDED, GDN_GATE_CLAMPED
+        GDN_ROUND_NEAREST, GDN_ROUND_STOCHASTIC
         GDN_RING_ABI
         GDN_SLOT_FREE, GDN_SLOT_LIVE, GDN_SLOT_LOST, GDN_SLOT_FILLING
         GDN_MARK_NONE, GDN_MARK_STEP, GDN_MARK_FRESH, GDN_MARK_FILL, GDN_MARK_READ
+    ctypedef struct gdn_call:
+        gdn_tensor state, state_out
+        int64_t n_seqs, n_snapshots, snapshot_nb
+        const int64_t *rows_in
+        const int64_t *rows_out
+        const int64_t *cu_seqlens
+        void *scratch
+        size_t scratch_size
+        char *message
+        size_t message_size
+        const int64_t *log_in
+        int64_t n_log_in
+        const int64_t *log_out
+        int64_t n_log_out
+        const int64_t *parents
+        const int64_t *checkpoints
+        int64_t n_checkpoints
+        int32_t rounding, reserved
+        uint64_t seed
     ctypedef struct gdn_delta_net_args:
         uint32_t size
         int32_t head_map
@@ -47,33 +68,19 @@ cdef extern from "gdn.h" nogil:
         float l2_eps
         int32_t n_threads
         int32_t reserved
-        gdn_tensor q, k, v, g, beta, out, state, state_out
-        int64_t n_seqs
-        int64_t n_snapshots
-        int64_t snapshot_nb
-        const int64_t *rows_in
-        const int64_t *rows_out
-        const int64_t *cu_seqlens
-        void *scratch
-        size_t scratch_size
-        char *message
-        size_t message_size
+        gdn_tensor q, k, v, g, beta, out
+        gdn_tensor log_k, log_d, log_g
+        gdn_call call
     ctypedef struct gdn_conv_args:
         uint32_t size
         int32_t activation
         int32_t n_threads
         int32_t reserved
-        gdn_tensor x, weight, bias, out, state, state_out
-        int64_t n_seqs
-        int64_t n_snapshots
-        int64_t snapshot_nb
-        const int64_t *rows_in
-        const int64_t *rows_out
-        const int64_t *cu_seqlens
-        void *scratch
-        size_t scratch_size
-        char *message
-        size_t message_size
+        gdn_tensor x, weight, bias, out
+        gdn_tensor log_x
+        gdn_call call
+    size_t GDN_DELTA_NET_ARGS_LEAST "GDN_ARGS_LEAST(gdn_delta_net_args)"
+    size_t GDN_CONV_ARGS_LEAST "GDN_ARGS_LEAST(gdn_conv_args)"
     ctypedef struct gdn_ring_header:
         char magic[8]
         uint32_t abi, header_size

@@ -10,7 +10,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cython.parallel cimport parallel
 from libc.math cimport isfinite, sqrtf
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 from numpy cimport NPY_INT64, PyArray_DATA, PyArray_ISCARRAY_RO, PyArray_TYPE, ndarray
 
 from gdn._c cimport *
@@ -26,7 +26,6 @@ include "core/dispatch.pxi"
 include "core/threads.pxi"
 include "core/scratch.pxi"
 include "core/cache_rows.pxi"
-include "core/plan.pxi"
 include "core/states.pxi"
 include "core/delta.pxi"
 include "core/conv.pxi"

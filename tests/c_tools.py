@@ -1,13 +1,13 @@
 """The C face through ctypes: the header's structs, the table, and calls on states whose memory is watched."""
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 import numpy as np
 from helpers import Carved
 
 (OK, NULL, TYPE, SHAPE, STRIDE, VALUE, ROW, SCRATCH, ABI, FULL, UNKNOWN, LOST, BUSY, ROLLBACK, DAMAGED,
- LOCKED) = range(16)
+ LOCKED, TWICE) = range(17)
 INT64S = POINTER(c_int64)
 
 
@@ -15,22 +15,34 @@ class Tensor(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("type", c_int32), ("ne", c_int64 * 4), ("nb", c_int64 * 4)]
 
 
-# What the arguments of the delta rule and of the convolution end with.
-ROWS = [("n_seqs", c_int64), ("n_snapshots", c_int64), ("snapshot_nb", c_int64), ("rows_in", INT64S), ("rows_out", INT64S),
-        ("cu_seqlens", INT64S), ("scratch", c_void_p), ("scratch_size", c_size_t), ("message", c_char_p),
-        ("message_size", c_size_t)]
+class Call(ctypes.Structure):
+    """What the arguments of the delta rule and of the convolution end with."""
+
+    _fields_ = [("state", Tensor), ("state_out", Tensor), ("n_seqs", c_int64), ("n_snapshots", c_int64),
+                ("snapshot_nb", c_int64), ("rows_in", INT64S), ("rows_out", INT64S), ("cu_seqlens", INT64S),
+                ("scratch", c_void_p), ("scratch_size", c_size_t), ("message", c_char_p), ("message_size", c_size_t),
+                ("log_in", INT64S), ("n_log_in", c_int64), ("log_out", INT64S), ("n_log_out", c_int64), ("parents", INT64S),
+                ("checkpoints", INT64S), ("n_checkpoints", c_int64), ("rounding", c_int32), ("call_reserved", c_int32),
+                ("seed", c_uint64)]
 
 
 class DeltaArgs(ctypes.Structure):
+    _anonymous_ = ("call",)
     TENSORS = ("q", "k", "v", "g", "beta", "out", "state", "state_out")
     _fields_ = [("size", c_uint32), ("head_map", c_int32), ("mode", c_int32), ("flags", c_uint32), ("scale", c_float),
-                ("l2_eps", c_float), ("n_threads", c_int32), ("reserved", c_int32), *[(n, Tensor) for n in TENSORS], *ROWS]
+                ("l2_eps", c_float), ("n_threads", c_int32), ("reserved", c_int32),
+                *[(n, Tensor) for n in ("q", "k", "v", "g", "beta", "out", "log_k", "log_d", "log_g")], ("call", Call)]
 
 
 class ConvArgs(ctypes.Structure):
+    _anonymous_ = ("call",)
     TENSORS = ("x", "weight", "bias", "out", "state", "state_out")
     _fields_ = [("size", c_uint32), ("activation", c_int32), ("n_threads", c_int32), ("reserved", c_int32),
-                *[(n, Tensor) for n in TENSORS], *ROWS]
+                *[(n, Tensor) for n in ("x", "weight", "bias", "out", "log_x")], ("call", Call)]
+
+
+# The smallest size of each: up to the log.
+LEAST = {args: args.call.offset + Call.log_in.offset for args in (DeltaArgs, ConvArgs)}
 
 
 class Params(ctypes.Structure):
@@ -109,7 +121,7 @@ class CCall:
 
     def set(self, **fields):
         for name, value in fields.items():
-            if name in ("rows_in", "rows_out", "cu_seqlens") and value is not None:
+            if name in ("rows_in", "rows_out", "cu_seqlens", "log_in", "log_out", "parents", "checkpoints") and value is not None:
                 keep = np.ascontiguousarray(value, np.int64)
                 self.arrays[name] = keep
                 value = keep.ctypes.data_as(INT64S)
@@ -190,14 +202,18 @@ def row_nb(c):
 
 REFUSED = {
     "args size 0": (lambda c: c.set(size=0), ABI),
-    "args size other": (lambda c: c.set(size=ctypes.sizeof(c.Args) + 8), ABI),
+    "args size of no call": (lambda c: c.set(size=LEAST[c.Args] - 8), ABI),
+    "args size of no struct": (lambda c: c.set(size=2**32 - 1), ABI),
+    **{f"{name} given": (lambda c, name=name, value=value: c.set(**{name: value}), VALUE) for name, value in {
+        "log_in": [0, 0], "n_log_in": 1, "log_out": [0, 1], "n_log_out": 1, "parents": [-1] * 10, "checkpoints": [0, 1, 1],
+        "n_checkpoints": 1, "rounding": 1, "seed": 1}.items()},
     "out broadcast": (spoiled("out", nb=(2, 0)), STRIDE),
     "state_out broadcast": (spoiled("state_out", nb=(0, 0)), STRIDE),
     "snapshot_nb odd": (lambda c: c.set(n_snapshots=2, snapshot_nb=6), STRIDE),
     "snapshot_nb over the rows of rows_in": (
         lambda c: (c.set(n_snapshots=2, snapshot_nb=1 << 20, rows_in=[0, 1]), setattr(c.a, "state", c.a.state_out)), VALUE),
-    "snapshot_nb of one row": (lambda c: c.set(n_snapshots=2, snapshot_nb=row_nb(c)), ROW),
-    "snapshot_nb of one row back": (lambda c: c.set(n_snapshots=2, snapshot_nb=-row_nb(c)), ROW),
+    "snapshot_nb of one row": (lambda c: c.set(n_snapshots=2, snapshot_nb=row_nb(c)), TWICE),
+    "snapshot_nb of one row back": (lambda c: c.set(n_snapshots=2, snapshot_nb=-row_nb(c)), TWICE),
     "no snapshots": (lambda c: c.set(n_snapshots=0), VALUE),
     "negative snapshots": (lambda c: c.set(n_snapshots=-3), VALUE),
     "n_threads negative": (lambda c: c.set(n_threads=-2), VALUE),
@@ -208,7 +224,7 @@ REFUSED = {
     "rows_in below -1": (lambda c: c.set(rows_in=[0, -2]), ROW),
     "rows_out out of range": (lambda c: c.set(rows_out=[0, 2]), ROW),
     "rows_out below -1": (lambda c: c.set(rows_out=[0, -2]), ROW),
-    "rows_out twice": (lambda c: c.set(rows_out=[1, 1]), ROW),
+    "rows_out twice": (lambda c: c.set(rows_out=[1, 1]), TWICE),
     "lengths over several rows": (lambda c: c.set(cu_seqlens=[0, 2, 5]), SHAPE),
     "reserved": (lambda c: c.set(reserved=1), VALUE),
 }

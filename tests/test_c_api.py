@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from c_tools import (
+    LEAST,
     NULL,
     OK,
     REFUSED,
@@ -218,7 +219,7 @@ C_PROGRAM = """
 #include <stdlib.h>
 #include <string.h>
 size_t sizes[4] = { sizeof(gdn_tensor), sizeof(gdn_delta_net_args), sizeof(gdn_api),
-                    offsetof(gdn_delta_net_args, n_seqs) };
+                    GDN_ARGS_LEAST(gdn_delta_net_args) };
 
 struct fake_ggml { void *data; int type; int64_t ne[4]; size_t nb[4]; };
 
@@ -245,7 +246,7 @@ int decode(const gdn_api *gdn, int64_t H, int64_t S, int64_t n, const float *q, 
     float *row = (float *)malloc((size_t)(5 * S * H) * sizeof(float));
     memset(&a, 0, sizeof a);
     a.size = sizeof a;
-    a.n_seqs = a.n_snapshots = 1;
+    a.call.n_seqs = a.call.n_snapshots = 1;
     for (t = 0; t < n && status == GDN_OK; t++) {
         size_t wide = (size_t)(S * H), narrow = (size_t)H;
         memcpy(row, q + t * S * H, wide * 4);
@@ -259,18 +260,18 @@ int decode(const gdn_api *gdn, int64_t H, int64_t S, int64_t n, const float *q, 
         a.g = make(row + 3 * wide, 1, H, 1, 1);
         a.beta = make(row + 3 * wide + narrow, 1, H, 1, 1);
         a.out = make(row + 4 * wide, S, H, 1, 1);
-        a.state = a.state_out = make(own, S, S, H, 1);
-        if (a.scratch == NULL) {
+        a.call.state = a.call.state_out = make(own, S, S, H, 1);
+        if (a.call.scratch == NULL) {
             status = gdn->gated_delta_net_scratch_size(&a, &n_bytes);
-            a.scratch = malloc(n_bytes);
-            a.scratch_size = n_bytes;
+            a.call.scratch = malloc(n_bytes);
+            a.call.scratch_size = n_bytes;
         }
         if (status == GDN_OK)
             status = gdn->gated_delta_net(&a);
         memcpy(out + t * S * H, row + 4 * wide, wide * 4);
     }
     memcpy(state, own, n_state * sizeof(float));
-    free(a.scratch);
+    free(a.call.scratch);
     free(own);
     free(row);
     return status;
@@ -295,7 +296,7 @@ def test_a_c_program_decodes(rng, tmp_path, standard):
     library = compile_c(tmp_path, "decode.c", C_PROGRAM, "cc", f"-std={standard}")
     sizes = (c_size_t * 4).in_dll(library, "sizes")
     assert list(sizes)[:2] == [ctypes.sizeof(Tensor), ctypes.sizeof(DeltaArgs)]
-    assert sizes[3] == DeltaArgs.n_seqs.offset and sizes[2] == Api.from_address(gdn.capi).size
+    assert sizes[3] == LEAST[DeltaArgs] and sizes[2] == Api.from_address(gdn.capi).size
     c = case(rng, 1, 9, 2, 2, 16, 16, "-1e-3", state=False)
     expected, final, _ = truth(c)
     out, state = np.empty_like(c["v"]), np.empty((1, 2, 16, 16), np.float32)

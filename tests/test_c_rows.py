@@ -1,8 +1,10 @@
 """State rows of C callers, who may give either table alone: the delta rule's and the convolution's, in one cache or two."""
 
+import ctypes
+
 import numpy as np
 import pytest
-from c_tools import OK, ROW, SHAPE, VALUE, ConvCall, DeltaCall
+from c_tools import ABI, LEAST, OK, ROW, SHAPE, VALUE, ConvCall, DeltaCall
 from helpers import Carved, case, same_bits
 from test_conv import make
 
@@ -95,3 +97,25 @@ def test_rows_that_are_needed(rng, api, op, name, rows, fields, status):
         call.with_scratch(api).run(api)
     else:
         assert call.refused(api, status, state_out.words)
+
+
+@pytest.mark.parametrize("grown, tail, status", [(-1, 0, OK), (0, 0, OK), (8, 0, OK), (4, 0, OK), (1000, 0, OK), (8, 1, ABI),
+                                                 (1000, 1, ABI)])
+def test_structs_of_other_sizes(rng, api, op, grown, tail, status):
+    """A struct of a program that knows fewer members (-1: the fewest) or more of them: those not there are zero."""
+    cache = rng.standard_normal((2, *op.row)).astype(np.float32)
+    want, _ = op.plain(cache)
+    call = op.call(cache, None).with_scratch(api)
+    size = LEAST[call.Args] if grown < 0 else ctypes.sizeof(call.Args) + grown
+    known = min(size, ctypes.sizeof(call.Args))
+    memory = (ctypes.c_char * (size + 64))()
+    ctypes.memset(memory, 0x55, size + 64)                # what lies behind is not looked at
+    ctypes.memmove(memory, ctypes.byref(call.a), known)
+    ctypes.memset(ctypes.byref(memory, known), 0, size - known)
+    if tail:
+        memory[size - 1] = tail
+    a = call.Args.from_buffer(memory) if grown >= 0 else ctypes.cast(memory, ctypes.POINTER(call.Args)).contents
+    a.size = size
+    assert getattr(api, call.name)(ctypes.byref(a)) == status
+    if status == OK:
+        assert same_bits(call.out.array, want)

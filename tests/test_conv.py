@@ -171,7 +171,7 @@ def bad_calls():
         "state_out shifted": (lambda a: {"state": a["pool"][:2], "state_out": a["pool"][1:]}, ValueError, "state_out"),
         "state_out too small": (lambda a: {"state_out": np.zeros((2, 21, 2), np.float32)}, ValueError, "state_out"),
         "too few slots": (lambda a: {"snapshots": 3, "state_out": np.zeros((2, 2, 21, 3), np.float32)}, ValueError,
-                          "slots"),
+                          "snapshots"),
         "unaligned": (lambda a: {"x": np.frombuffer(bytearray(2 * 9 * 21 * 4 + 1), np.uint8)[1:].view(np.float32)
                                  .reshape(2, 9, 21)}, ValueError, "x"),
     }

@@ -161,7 +161,7 @@ def test_refusals(ring):
     assert api.ring_attach(ring.at + 1, ring.nbytes) == STRIDE
     assert api.ring_attach(ring.at + 4, ring.nbytes - 4) == DAMAGED
     assert (fields(ring.buffer)[1] == before).all()
-    assert [api.status_string(s) for s in range(17)].count(b"unknown status") == 1
+    assert [api.status_string(s) for s in range(18)].count(b"unknown status") == 1
 
 
 @pytest.mark.parametrize("name", [name for name, _ in Api._fields_ if name.startswith("ring_")])

@@ -86,12 +86,11 @@ static void worker_scratch(worker *w, size_t needed)
 static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_t *tokens, int64_t n,
                       const gdn_ring_step *step)
 {
-    gdn_conv_args conv = { .size = sizeof conv, .activation = GDN_ACT_SILU, .n_threads = 1, .n_seqs = 1,
-                           .n_snapshots = step->n_snapshots, .rows_in = step->rows_in, .rows_out = step->rows_out,
-                           .message = w->message, .message_size = sizeof w->message };
+    gdn_call call = { .n_seqs = 1, .n_snapshots = step->n_snapshots, .rows_in = step->rows_in, .rows_out = step->rows_out,
+                      .message = w->message, .message_size = sizeof w->message };
+    gdn_conv_args conv = { .size = sizeof conv, .activation = GDN_ACT_SILU, .n_threads = 1, .call = call };
     gdn_delta_net_args delta = { .size = sizeof delta, .flags = GDN_QK_L2NORM, .l2_eps = 1e-6f, .n_threads = 1,
-                                 .n_seqs = 1, .n_snapshots = step->n_snapshots, .rows_in = step->rows_in,
-                                 .rows_out = step->rows_out, .message = w->message, .message_size = sizeof w->message };
+                                 .call = call };
     size_t needed;
     for (int64_t t = 0; t < n; t++) {
         for (int c = 0; c < CHANNELS; c++)
@@ -103,12 +102,12 @@ static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_
     }
     conv.x = conv.out = tensor(w->x, CHANNELS, n, 1);
     conv.weight = tensor(w->weights[layer], WIDTH, CHANNELS, 1);
-    CHECK(gdn->ring_conv(ring, layer, &conv.state));
-    conv.state_out = conv.state;
+    CHECK(gdn->ring_conv(ring, layer, &conv.call.state));
+    conv.call.state_out = conv.call.state;
     CHECK(gdn->causal_conv1d_scratch_size(&conv, &needed));
     worker_scratch(w, needed);
-    conv.scratch = w->scratch;
-    conv.scratch_size = w->scratch_size;
+    conv.call.scratch = w->scratch;
+    conv.call.scratch_size = w->scratch_size;
     CHECK(gdn->causal_conv1d(&conv));
 
     /* q, k and v are slices of the convolved rows, seen through strides. */
@@ -121,12 +120,12 @@ static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_
     delta.g = tensor(w->g, 1, HEADS, n);
     delta.beta = tensor(w->beta, 1, HEADS, n);
     delta.out = tensor(w->out, S, HEADS, n);
-    CHECK(gdn->ring_ssm(ring, layer, &delta.state));
-    delta.state_out = delta.state;
+    CHECK(gdn->ring_ssm(ring, layer, &delta.call.state));
+    delta.call.state_out = delta.call.state;
     CHECK(gdn->gated_delta_net_scratch_size(&delta, &needed));
     worker_scratch(w, needed);
-    delta.scratch = w->scratch;
-    delta.scratch_size = w->scratch_size;
+    delta.call.scratch = w->scratch;
+    delta.call.scratch_size = w->scratch_size;
     CHECK(gdn->gated_delta_net(&delta));
 }
 

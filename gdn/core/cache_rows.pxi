@@ -1,114 +1,229 @@
-# Rows of a state cache and packed sequences: what the delta rule and the convolution share.
+# A call on states - the delta rule, the convolution - from its check to its run: rows of caches and packed sequences.
+#
+# Needs: status.pxi (error_buffer, fail, check_tensor), parallel.pxi (run_items).
 #
 # A call works as if every row of rows_in were read before any row is written.  Within a sequence the kernels read
 # before they write; a row that another sequence writes is copied to scratch first ("staged").
 
-cdef struct cache_rows:
-    int64_t n_seqs, n_snapshots, snapshot_nb
-    gdn_tensor state, state_out      # rows along ne[3]
-    const int64_t *rows_in
-    const int64_t *rows_out
-    const int64_t *cu_seqlens
-    int64_t n_tokens, n_batch
+cdef struct state_call:
+    error_buffer error
+    const gdn_call *args
+    gdn_tensor state, state_out      # args' own, rows along ne[3]
+    int64_t n_tokens, n_batch        # extents of the arrays
     int64_t staged_nb[3]             # strides of a staged row
+    gdn_item_fn item                 # what runs, n_items times, and the job it reads: delta or conv
+    const void *job
+    gdn_state_rows *rows             # of that job
+    bint claim                       # workers claim items; else each has a fixed share
+    int n_workers
+    int64_t n_items
+    size_t rows_bytes, worker_bytes
+    gdn_delta_job delta
+    gdn_conv_job conv
+    gdn_delta_net_args delta_args    # a shorter struct than this library's, zeros behind
+    gdn_conv_args conv_args
 
 
-cdef inline int64_t sequence_length(const cache_rows *r, int64_t i) noexcept nogil:
-    return r.n_tokens if r.cu_seqlens == NULL else r.cu_seqlens[i + 1] - r.cu_seqlens[i]
+# Checks a call of the C face and fills all but `rows`; the states are called "cache" in messages if in_place.
+ctypedef gdn_status (*plan_fn)(const void *args, state_call *c, bint in_place) noexcept nogil
 
 
-cdef inline int64_t row_in(const cache_rows *r, int64_t i) noexcept nogil:
+cdef enum:
+    MOST_SIZE = 4096                 # of a caller's struct: more is no size
+
+
+cdef gdn_status read_size(const void **args, size_t least, size_t known, void *copy) noexcept nogil:
+    """Accept a struct whose first member is its size; a shorter one than `known` is completed in `copy`."""
+    cdef size_t size, i
+    if args[0] == NULL:
+        return GDN_ERR_NULL
+    size = (<const uint32_t *>args[0])[0]
+    if not least <= size <= MOST_SIZE:
+        return GDN_ERR_ABI
+    for i in range(known, size):
+        if (<const char *>args[0])[i] != 0:
+            return GDN_ERR_ABI
+    if size < known:
+        memcpy(copy, args[0], size)
+        memset(<char *>copy + size, 0, known - size)
+        args[0] = copy
+    return GDN_OK
+
+
+cdef void begin_call(state_call *c, const gdn_call *args, int64_t n_tokens, int64_t n_batch) noexcept nogil:
+    c.args, c.n_tokens, c.n_batch = args, n_tokens, n_batch
+    c.error.text, c.error.size = args.message, args.message_size
+    c.state, c.state_out = args.state, args.state_out
+
+
+cdef gdn_status check_states(const state_call *c, int64_t ne0, int64_t ne1, int64_t ne2, bint in_place) noexcept nogil:
+    """States, if given, of any number of rows."""
+    cdef const gdn_tensor *x = &c.state
+    cdef const gdn_tensor *y = &c.state_out
+    cdef gdn_status status = GDN_OK
+    if x.data != NULL:
+        status = check_tensor(&c.error, "cache" if in_place else "state", x, ne0, ne1, ne2, x.ne[3], False)
+    if y.data != NULL and status == GDN_OK:
+        status = check_tensor(&c.error, "cache" if in_place else "state_out", y, ne0, ne1, ne2, y.ne[3], True)
+    return status
+
+
+cdef gdn_status refuse_given(const error_buffer *error, const char *name, bint given) noexcept nogil:
+    """Refuse an argument that there are no kernels for."""
+    return fail(error, GDN_ERR_VALUE, "%s is given, this library cannot use it", name) if given else GDN_OK
+
+
+cdef gdn_status refuse_log(const state_call *c) noexcept nogil:
+    cdef const gdn_call *a = c.args
+    return (refuse_given(&c.error, "log_in", a.log_in != NULL) or refuse_given(&c.error, "n_log_in", a.n_log_in != 0)
+            or refuse_given(&c.error, "log_out", a.log_out != NULL) or refuse_given(&c.error, "n_log_out", a.n_log_out != 0)
+            or refuse_given(&c.error, "parents", a.parents != NULL)
+            or refuse_given(&c.error, "checkpoints", a.checkpoints != NULL)
+            or refuse_given(&c.error, "n_checkpoints", a.n_checkpoints != 0)
+            or refuse_given(&c.error, "rounding", a.rounding != 0) or refuse_given(&c.error, "reserved", a.reserved != 0)
+            or refuse_given(&c.error, "seed", a.seed != 0))
+
+
+cdef void finish_plan(state_call *c, int64_t n_items, size_t worker_bytes) noexcept nogil:
+    c.n_items, c.worker_bytes = n_items, worker_bytes
+    c.n_workers = <int>max(<int64_t>1, min(<int64_t>c.n_workers, n_items))
+    c.rows_bytes = rows_size(c)
+
+
+cdef size_t scratch_bytes(const state_call *c) noexcept nogil:
+    """Scratch of any alignment."""
+    return 64 + c.rows_bytes + c.n_workers * c.worker_bytes
+
+
+cdef void run_call(state_call *c, void *scratch) noexcept nogil:
+    """Run a planned call in scratch_bytes(c)."""
+    cdef char *at = <char *>scratch + (-<intptr_t>scratch & 63)
+    resolve_rows(c, at, c.rows)
+    run_items(c.item, c.job, c.n_items, c.n_workers, True, c.claim, at + c.rows_bytes, c.worker_bytes)
+
+
+# ---- the C face ------------------------------------------------------------------------------------------------
+
+cdef gdn_status c_scratch_size(plan_fn plan, const void *args, size_t *n_bytes) noexcept nogil:
+    cdef state_call c
+    cdef gdn_status status = plan(args, &c, False) if n_bytes != NULL else GDN_ERR_NULL
+    if status == GDN_OK:
+        n_bytes[0] = scratch_bytes(&c)
+    return status
+
+
+cdef gdn_status c_call(plan_fn plan, const void *args) noexcept nogil:
+    cdef state_call c
+    cdef gdn_status status = plan(args, &c, False)
+    if status != GDN_OK:
+        return status
+    if c.args.scratch == NULL or c.args.scratch_size < scratch_bytes(&c):
+        return fail(&c.error, GDN_ERR_SCRATCH, "scratch of %llu bytes is needed, got %llu", <uint64_t>scratch_bytes(&c),
+                    <uint64_t>c.args.scratch_size)
+    run_call(&c, c.args.scratch)
+    return GDN_OK
+
+
+# ---- rows and lengths --------------------------------------------------------------------------------------------
+
+cdef inline int64_t sequence_length(const state_call *c, int64_t i) noexcept nogil:
+    return c.n_tokens if c.args.cu_seqlens == NULL else c.args.cu_seqlens[i + 1] - c.args.cu_seqlens[i]
+
+
+cdef inline int64_t row_in(const state_call *c, int64_t i) noexcept nogil:
     """Row sequence i starts from; -1 is zeros."""
-    if r.state.data == NULL:
+    if c.state.data == NULL:
         return -1
-    return i if r.rows_in == NULL else r.rows_in[i]
+    return i if c.args.rows_in == NULL else c.args.rows_in[i]
 
 
-cdef inline int64_t row_out(const cache_rows *r, int64_t i, int64_t slot) noexcept nogil:
-    """Row of slot s of sequence i; -1 where there is none or the slot does not exist."""
-    if r.state_out.data == NULL or (slot > 0 and slot >= sequence_length(r, i)):
+cdef inline int64_t row_out(const state_call *c, int64_t i, int64_t snapshot) noexcept nogil:
+    """Row of snapshot s of sequence i; -1 where there is none or the snapshot does not exist."""
+    if c.state_out.data == NULL or (snapshot > 0 and snapshot >= sequence_length(c, i)):
         return -1
-    return slot * r.n_seqs + i if r.rows_out == NULL else r.rows_out[i * r.n_snapshots + slot]
+    return snapshot * c.args.n_seqs + i if c.args.rows_out == NULL else c.args.rows_out[i * c.args.n_snapshots + snapshot]
 
 
-cdef gdn_status rows_check(const cache_rows *r, const refusal *why) noexcept nogil:
+cdef gdn_status check_rows(const state_call *c) noexcept nogil:
     """Packed lengths, rows in range, no row written twice."""
-    cdef gdn_status status = check_lengths(r, why)
-    cdef int64_t n_in = r.state.ne[3], n_out = r.state_out.ne[3]
+    cdef const gdn_call *a = c.args
+    cdef gdn_status status = refuse_log(c) or check_lengths(c)
+    cdef int64_t n_in = c.state.ne[3], n_out = c.state_out.ne[3]
     cdef int64_t i
     if status != GDN_OK:
         return status
-    if r.n_snapshots > (<int64_t>1 << 40) // max(r.n_seqs, <int64_t>1):                    # their product is a size
-        return fail(why, GDN_ERR_VALUE, "%lld sequences cannot keep %lld slots each", r.n_seqs, r.n_snapshots)
-    if r.state.data != NULL and r.rows_in == NULL and n_in < r.n_seqs:
-        return fail(why, GDN_ERR_SHAPE, "state has %lld rows, the call has %lld sequences", n_in, r.n_seqs)
-    if r.rows_in != NULL and r.state.data != NULL:
-        for i in range(r.n_seqs):
-            if not -1 <= r.rows_in[i] < n_in:
-                return fail(why, GDN_ERR_ROW, "rows_in[%lld] is %lld, the cache has %lld rows", i,
-                            r.rows_in[i], n_in)
-    if r.state_out.data == NULL:
+    if a.n_snapshots > (<int64_t>1 << 40) // max(a.n_seqs, <int64_t>1):    # their product is a size
+        return fail(&c.error, GDN_ERR_VALUE, "%lld sequences cannot keep %lld snapshots each", a.n_seqs, a.n_snapshots)
+    if c.state.data != NULL and a.rows_in == NULL and n_in < a.n_seqs:
+        return fail(&c.error, GDN_ERR_SHAPE, "state has %lld rows, the call has %lld sequences", n_in, a.n_seqs)
+    if a.rows_in != NULL and c.state.data != NULL:
+        for i in range(a.n_seqs):
+            if not -1 <= a.rows_in[i] < n_in:
+                return fail(&c.error, GDN_ERR_ROW, "rows_in[%lld] is %lld, the cache has %lld rows", i,
+                            a.rows_in[i], n_in)
+    if c.state_out.data == NULL:
         return GDN_OK
-    if r.rows_out == NULL:
-        if r.n_snapshots > 1 and r.snapshot_nb != 0 and r.rows_in != NULL and r.state.data == r.state_out.data:
-            return fail(why, GDN_ERR_VALUE, "snapshot_nb names no rows: a cache with rows_in needs rows_out")
-        if r.n_snapshots > 1 and r.snapshot_nb & 3:
-            return fail(why, GDN_ERR_STRIDE, "snapshot_nb is %lld, no multiple of 4", r.snapshot_nb)
-        if snapshots_meet(r):
-            return fail(why, GDN_ERR_ROW, "snapshot_nb is %lld: with rows %lld bytes apart one is written twice", r.snapshot_nb,
-                        r.state_out.nb[3])
-        if n_out < r.n_seqs * (r.n_snapshots if r.snapshot_nb == 0 else 1):
-            return fail(why, GDN_ERR_SHAPE, "state_out has %lld rows, %lld sequences keep %lld slots", n_out,
-                        r.n_seqs, r.n_snapshots)
+    if a.rows_out == NULL:
+        if a.n_snapshots > 1 and a.snapshot_nb != 0 and a.rows_in != NULL and c.state.data == c.state_out.data:
+            return fail(&c.error, GDN_ERR_VALUE, "snapshot_nb names no rows: a cache with rows_in needs rows_out")
+        if a.n_snapshots > 1 and a.snapshot_nb & 3:
+            return fail(&c.error, GDN_ERR_STRIDE, "snapshot_nb is %lld, no multiple of 4", a.snapshot_nb)
+        if snapshots_meet(c):
+            return fail(&c.error, GDN_ERR_TWICE, "snapshot_nb is %lld: with rows %lld bytes apart one is written twice",
+                        a.snapshot_nb, c.state_out.nb[3])
+        if n_out < a.n_seqs * (a.n_snapshots if a.snapshot_nb == 0 else 1):
+            return fail(&c.error, GDN_ERR_SHAPE, "state_out has %lld rows, %lld sequences keep %lld snapshots", n_out,
+                        a.n_seqs, a.n_snapshots)
         return GDN_OK
-    for i in range(r.n_seqs * r.n_snapshots):
-        if not -1 <= r.rows_out[i] < n_out:
-            return fail(why, GDN_ERR_ROW, "rows_out[%lld, %lld] is %lld, the cache has %lld rows",
-                        i // r.n_snapshots, i % r.n_snapshots, r.rows_out[i], n_out)
-    return check_written_once(r, why)
+    for i in range(a.n_seqs * a.n_snapshots):
+        if not -1 <= a.rows_out[i] < n_out:
+            return fail(&c.error, GDN_ERR_ROW, "rows_out[%lld, %lld] is %lld, the cache has %lld rows",
+                        i // a.n_snapshots, i % a.n_snapshots, a.rows_out[i], n_out)
+    return check_written_once(c)
 
 
-cdef bint snapshots_meet(const cache_rows *r) noexcept nogil:
-    """Whether slots snapshot_nb apart of sequences nb[3] apart share a row: i nb[3] = s snapshot_nb for some i, s in range."""
-    cdef int64_t a = abs_64(r.state_out.nb[3]), b = abs_64(r.snapshot_nb), rest
-    if r.snapshot_nb == 0 or a == 0:
+cdef bint snapshots_meet(const state_call *c) noexcept nogil:
+    """Whether i nb[3] = s snapshot_nb for some sequence i and snapshot s: two of them share a row."""
+    cdef int64_t nb = abs_64(c.args.snapshot_nb), row_nb = abs_64(c.state_out.nb[3]), divisor = row_nb, b = nb, rest
+    if nb == 0 or row_nb == 0:
         return False
-    while b != 0:                    # a becomes the greatest common divisor
-        rest = a % b
-        a, b = b, rest
-    return abs_64(r.snapshot_nb) // a < r.n_seqs and abs_64(r.state_out.nb[3]) // a < r.n_snapshots
+    while b != 0:                    # the greatest common divisor
+        rest = divisor % b
+        divisor, b = b, rest
+    return nb // divisor < c.args.n_seqs and row_nb // divisor < c.args.n_snapshots
 
 
 cdef inline int64_t abs_64(int64_t x) noexcept nogil:
     return -x if x < 0 else x
 
 
-cdef gdn_status check_lengths(const cache_rows *r, const refusal *why) noexcept nogil:
+cdef gdn_status check_lengths(const state_call *c) noexcept nogil:
+    cdef const gdn_call *a = c.args
     cdef int64_t i
-    if r.n_seqs < 0:
-        return fail(why, GDN_ERR_SHAPE, "n_seqs is %lld", r.n_seqs)
-    if r.cu_seqlens == NULL:
-        if r.n_batch != r.n_seqs:
-            return fail(why, GDN_ERR_SHAPE, "n_seqs is %lld, the arrays hold %lld", r.n_seqs, r.n_batch)
+    if a.n_seqs < 0:
+        return fail(&c.error, GDN_ERR_SHAPE, "n_seqs is %lld", a.n_seqs)
+    if a.cu_seqlens == NULL:
+        if c.n_batch != a.n_seqs:
+            return fail(&c.error, GDN_ERR_SHAPE, "n_seqs is %lld, the arrays hold %lld", a.n_seqs, c.n_batch)
         return GDN_OK
-    if r.n_batch != 1:
-        return fail(why, GDN_ERR_SHAPE, "with cu_seqlens the arrays have n_seqs = 1, got %lld", r.n_batch)
-    if r.cu_seqlens[0] != 0:
-        return fail(why, GDN_ERR_VALUE, "cu_seqlens must start at 0, got %lld", r.cu_seqlens[0])
-    for i in range(r.n_seqs):
-        if r.cu_seqlens[i + 1] < r.cu_seqlens[i]:
-            return fail(why, GDN_ERR_VALUE, "cu_seqlens must not decrease, got %lld after %lld",
-                        r.cu_seqlens[i + 1], r.cu_seqlens[i])
-    if r.cu_seqlens[r.n_seqs] != r.n_tokens:
-        return fail(why, GDN_ERR_VALUE, "cu_seqlens ends at %lld, the arrays hold %lld tokens",
-                    r.cu_seqlens[r.n_seqs], r.n_tokens)
+    if c.n_batch != 1:
+        return fail(&c.error, GDN_ERR_SHAPE, "with cu_seqlens the arrays have n_seqs = 1, got %lld", c.n_batch)
+    if a.cu_seqlens[0] != 0:
+        return fail(&c.error, GDN_ERR_VALUE, "cu_seqlens must start at 0, got %lld", a.cu_seqlens[0])
+    for i in range(a.n_seqs):
+        if a.cu_seqlens[i + 1] < a.cu_seqlens[i]:
+            return fail(&c.error, GDN_ERR_VALUE, "cu_seqlens must not decrease, got %lld after %lld",
+                        a.cu_seqlens[i + 1], a.cu_seqlens[i])
+    if a.cu_seqlens[a.n_seqs] != c.n_tokens:
+        return fail(&c.error, GDN_ERR_VALUE, "cu_seqlens ends at %lld, the arrays hold %lld tokens",
+                    a.cu_seqlens[a.n_seqs], c.n_tokens)
     return GDN_OK
 
 
 # ---- which rows are written --------------------------------------------------------------------------------------
 #
 # A set of rows without memory of the call's size: WINDOW rows at a time as bits on the stack.  Windows without a
-# written row are skipped, so that a call costs a few passes over its sequences and slots unless they lie far apart.
+# written row are skipped, so that a call costs a few passes over its sequences and snapshots unless they lie far apart.
 
 cdef enum:
     WINDOW = 32768               # 64 * WORDS
@@ -121,13 +236,14 @@ cdef struct row_window:
     uint64_t written[WORDS]
 
 
-cdef bint next_window(const cache_rows *r, row_window *w) noexcept nogil:
+cdef bint next_window(const state_call *c, row_window *w) noexcept nogil:
     """The window from the lowest written row at or after w.stop on; False if there is none."""
-    cdef int64_t i, slot, row, lowest = INT64_MAX, highest = -1
+    cdef const gdn_call *a = c.args
+    cdef int64_t i, snapshot, row, lowest = INT64_MAX, highest = -1
     cdef uint64_t bit
-    for i in range(r.n_seqs):
-        for slot in range(r.n_snapshots):
-            row = row_out(r, i, slot)
+    for i in range(a.n_seqs):
+        for snapshot in range(a.n_snapshots):
+            row = row_out(c, i, snapshot)
             if row >= w.stop:
                 lowest = min(lowest, row)
                 highest = max(highest, row)
@@ -137,9 +253,9 @@ cdef bint next_window(const cache_rows *r, row_window *w) noexcept nogil:
     w.stop = lowest + min(<int64_t>WINDOW, highest - lowest + 1)
     w.twice = -1
     memset(w.written, 0, ((w.stop - w.first + 63) >> 6) * sizeof(uint64_t))
-    for i in range(r.n_seqs):
-        for slot in range(r.n_snapshots):
-            row = row_out(r, i, slot)
+    for i in range(a.n_seqs):
+        for snapshot in range(a.n_snapshots):
+            row = row_out(c, i, snapshot)
             if w.first <= row < w.stop:
                 bit = <uint64_t>1 << ((row - w.first) & 63)
                 if w.written[(row - w.first) >> 6] & bit:
@@ -152,91 +268,93 @@ cdef inline bint is_written(const row_window *w, int64_t row) noexcept nogil:
     return w.first <= row < w.stop and (w.written[(row - w.first) >> 6] >> ((row - w.first) & 63)) & 1
 
 
-cdef gdn_status check_written_once(const cache_rows *r, const refusal *why) noexcept nogil:
-    """Only slots that exist are written."""
+cdef gdn_status check_written_once(const state_call *c) noexcept nogil:
+    """Only snapshots that exist are written."""
     cdef row_window w
     w.stop = 0
-    while next_window(r, &w):
+    while next_window(c, &w):
         if w.twice >= 0:
-            return fail(why, GDN_ERR_ROW, "rows_out: row %lld is written twice", w.twice)
+            return fail(&c.error, GDN_ERR_TWICE, "rows_out: row %lld is written twice", w.twice)
     return GDN_OK
 
 
 # ---- staging ---------------------------------------------------------------------------------------------------
 
-cdef bint is_own(const cache_rows *r, int64_t i, int64_t row) noexcept nogil:
+cdef bint is_own(const state_call *c, int64_t i, int64_t row) noexcept nogil:
     """Whether sequence i itself writes the row."""
-    cdef int64_t slot
-    for slot in range(r.n_snapshots):
-        if row_out(r, i, slot) == row:
+    cdef int64_t snapshot
+    for snapshot in range(c.args.n_snapshots):
+        if row_out(c, i, snapshot) == row:
             return True
     return False
 
 
-cdef int64_t stage_conflicts(const cache_rows *r, float *staged, gdn_state_rows *rows) noexcept nogil:
+cdef int64_t stage_conflicts(const state_call *c, float *staged, gdn_state_rows *rows) noexcept nogil:
     """How many sequences start from a row that another one writes; copies those rows unless staged is NULL."""
+    cdef const gdn_call *a = c.args
     cdef row_window w
     cdef int64_t i, row, n = 0
-    if r.state.data == NULL or r.state.data != r.state_out.data or (r.rows_in == NULL and r.rows_out == NULL):
+    if c.state.data == NULL or c.state.data != c.state_out.data or (a.rows_in == NULL and a.rows_out == NULL):
         return 0
     w.stop = 0
-    while next_window(r, &w):
-        for i in range(r.n_seqs):
-            row = row_in(r, i)
-            if is_written(&w, row) and not is_own(r, i, row):      # own rows are unique: no row is written twice
+    while next_window(c, &w):
+        for i in range(a.n_seqs):
+            row = row_in(c, i)
+            if is_written(&w, row) and not is_own(c, i, row):      # own rows are unique: no row is written twice
                 if staged != NULL:
-                    stage(r, staged, rows.state_in[i])
+                    stage(c, staged, rows.state_in[i])
                     rows.state_in[i] = <const char *>staged
-                    rows.state_in_nb[i] = r.staged_nb
-                    staged += row_elements(r)
+                    rows.state_in_nb[i] = c.staged_nb
+                    staged += row_elements(c)
                 n += 1
     return n
 
 
-cdef inline int64_t row_elements(const cache_rows *r) noexcept nogil:
-    return r.state.ne[0] * r.state.ne[1] * r.state.ne[2]
+cdef inline int64_t row_elements(const state_call *c) noexcept nogil:
+    return c.state.ne[0] * c.state.ne[1] * c.state.ne[2]
 
 
-cdef size_t tables_size(const cache_rows *r) noexcept nogil:
-    return round_up_64(r.n_seqs * (2 + r.n_snapshots) * sizeof(void *))
+cdef size_t tables_size(const state_call *c) noexcept nogil:
+    return round_up_64(c.args.n_seqs * (2 + c.args.n_snapshots) * sizeof(void *))
 
 
 cdef inline size_t round_up_64(size_t n) noexcept nogil:
     return (n + 63) & ~<size_t>63
 
 
-cdef size_t rows_scratch_size(const cache_rows *r) noexcept nogil:
-    """Bytes rows_resolve needs."""
-    return tables_size(r) + round_up_64(stage_conflicts(r, NULL, NULL) * row_elements(r) * sizeof(float))
+cdef size_t rows_size(const state_call *c) noexcept nogil:
+    """Bytes resolve_rows needs."""
+    return tables_size(c) + round_up_64(stage_conflicts(c, NULL, NULL) * row_elements(c) * sizeof(float))
 
 
-cdef void rows_resolve(cache_rows *r, char *scratch, gdn_state_rows *rows) noexcept nogil:
+cdef void resolve_rows(state_call *c, char *scratch, gdn_state_rows *rows) noexcept nogil:
     """The address tables of a checked call, in scratch; rows in conflict are copied there too."""
-    cdef int64_t i, slot, row
+    cdef const gdn_call *a = c.args
+    cdef int64_t i, snapshot, row
     cdef char *target
     rows.state_in = <const char **>scratch
-    rows.state_in_nb = <const int64_t **>(scratch + r.n_seqs * sizeof(void *))
-    rows.state_out = <char **>(scratch + 2 * r.n_seqs * sizeof(void *))
-    r.staged_nb[:] = [4, 4 * r.state.ne[0], 4 * r.state.ne[0] * r.state.ne[1]]
-    for i in range(r.n_seqs):
-        row = row_in(r, i)
-        rows.state_in[i] = NULL if row < 0 else <char *>r.state.data + row * r.state.nb[3]
-        rows.state_in_nb[i] = r.state.nb
-        for slot in range(r.n_snapshots):
-            row = row_out(r, i, slot)
-            target = <char *>r.state_out.data
-            if r.rows_out == NULL and r.snapshot_nb != 0:
-                target += i * r.state_out.nb[3] + slot * r.snapshot_nb
+    rows.state_in_nb = <const int64_t **>(scratch + a.n_seqs * sizeof(void *))
+    rows.state_out = <char **>(scratch + 2 * a.n_seqs * sizeof(void *))
+    c.staged_nb[:] = [4, 4 * c.state.ne[0], 4 * c.state.ne[0] * c.state.ne[1]]
+    for i in range(a.n_seqs):
+        row = row_in(c, i)
+        rows.state_in[i] = NULL if row < 0 else <char *>c.state.data + row * c.state.nb[3]
+        rows.state_in_nb[i] = c.state.nb
+        for snapshot in range(a.n_snapshots):
+            row = row_out(c, i, snapshot)
+            target = <char *>c.state_out.data
+            if a.rows_out == NULL and a.snapshot_nb != 0:
+                target += i * c.state_out.nb[3] + snapshot * a.snapshot_nb
             else:
-                target += row * r.state_out.nb[3]
-            rows.state_out[i * r.n_snapshots + slot] = NULL if row < 0 else target
-    stage_conflicts(r, <float *>(scratch + tables_size(r)), rows)
+                target += row * c.state_out.nb[3]
+            rows.state_out[i * a.n_snapshots + snapshot] = NULL if row < 0 else target
+    stage_conflicts(c, <float *>(scratch + tables_size(c)), rows)
 
 
-cdef void stage(const cache_rows *r, float *target, const char *row) noexcept nogil:
+cdef void stage(const state_call *c, float *target, const char *row) noexcept nogil:
     cdef int64_t i0, i1, i2
-    for i2 in range(r.state.ne[2]):
-        for i1 in range(r.state.ne[1]):
-            for i0 in range(r.state.ne[0]):
-                target[0] = (<const float *>(row + i0 * r.state.nb[0] + i1 * r.state.nb[1] + i2 * r.state.nb[2]))[0]
+    for i2 in range(c.state.ne[2]):
+        for i1 in range(c.state.ne[1]):
+            for i0 in range(c.state.ne[0]):
+                target[0] = (<const float *>(row + i0 * c.state.nb[0] + i1 * c.state.nb[1] + i2 * c.state.nb[2]))[0]
                 target += 1

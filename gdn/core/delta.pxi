@@ -1,101 +1,83 @@
-# The delta rule: one checked, planned and run call, and its Python faces.
+# The delta rule: a call checked and planned, and its Python faces.
 
-# ---- the C face ------------------------------------------------------------------------------------------------
-
-cdef struct delta_call:          # a call on its way: the job, and how it is split
-    gdn_delta_job job
-    call_plan plan
-
-
-cdef gdn_status check_delta(const gdn_delta_net_args *a, delta_call *c, const char *state,
-                            const char *state_out) noexcept nogil:
+cdef gdn_status check_delta(const gdn_delta_net_args *a, state_call *c, bint in_place) noexcept nogil:
     """Every check of a call but its rows; fills the job's extents and options."""
-    cdef gdn_delta_job *job = &c.job
-    cdef const refusal *why = &c.plan.why
+    cdef gdn_delta_job *job = &c.delta
+    cdef const error_buffer *error = &c.error
     cdef int64_t n_batch = a.q.ne[3], n_tokens = a.q.ne[2]
     job.args = a
     job.S_k = a.q.ne[0]
     job.H_k = a.q.ne[1]
     job.S_v = a.v.ne[0]
     job.H_v = a.v.ne[1]
-    job.n_seqs = a.n_seqs
-    job.n_snapshots = a.n_snapshots
+    job.n_seqs = a.call.n_seqs
+    job.n_snapshots = a.call.n_snapshots
     job.per_channel = a.g.ne[0] != 1
     job.tiled = a.head_map == GDN_HEAD_TILED
-    job.single_tokens = n_tokens * n_batch <= a.n_seqs
+    job.single_tokens = n_tokens * n_batch <= job.n_seqs
     job.scale = a.scale if a.flags & GDN_SCALE_GIVEN else 1 / sqrtf(<float>job.S_k)
-    return (check_delta_options(a, job, why)
-            or check_tensor(why, "q", &a.q, job.S_k, job.H_k, n_tokens, n_batch, False)
-            or check_tensor(why, "k", &a.k, job.S_k, job.H_k, n_tokens, n_batch, False)
-            or check_tensor(why, "v", &a.v, job.S_v, job.H_v, n_tokens, n_batch, False)
-            or check_tensor(why, "g", &a.g, job.S_k if job.per_channel else 1, job.H_v, n_tokens, n_batch, False)
-            or check_tensor(why, "beta", &a.beta, 1, job.H_v, n_tokens, n_batch, False)
-            or check_tensor(why, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
-            or check_states(why, state, &a.state, job, False) or check_states(why, state_out, &a.state_out, job, True))
-
-
-cdef gdn_status check_states(const refusal *why, const char *name, const gdn_tensor *t, const gdn_delta_job *job,
-                             bint writable) noexcept nogil:
-    """States, if given, of any number of rows."""
-    return GDN_OK if t.data == NULL else check_tensor(why, name, t, job.S_k, job.S_v, job.H_v, t.ne[3], writable)
+    return (check_delta_options(a, job, error)
+            or check_tensor(error, "q", &a.q, job.S_k, job.H_k, n_tokens, n_batch, False)
+            or check_tensor(error, "k", &a.k, job.S_k, job.H_k, n_tokens, n_batch, False)
+            or check_tensor(error, "v", &a.v, job.S_v, job.H_v, n_tokens, n_batch, False)
+            or check_tensor(error, "g", &a.g, job.S_k if job.per_channel else 1, job.H_v, n_tokens, n_batch, False)
+            or check_tensor(error, "beta", &a.beta, 1, job.H_v, n_tokens, n_batch, False)
+            or check_tensor(error, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
+            or check_states(c, job.S_k, job.S_v, job.H_v, in_place)
+            or refuse_given(error, "log_k", a.log_k.data != NULL) or refuse_given(error, "log_d", a.log_d.data != NULL)
+            or refuse_given(error, "log_g", a.log_g.data != NULL))
 
 
 cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta_job *job,
-                                    const refusal *why) noexcept nogil:
+                                    const error_buffer *error) noexcept nogil:
     if job.S_k < 1 or job.S_v < 1 or job.H_k < 1 or job.H_v < 1:
-        return fail(why, GDN_ERR_SHAPE,
+        return fail(error, GDN_ERR_SHAPE,
                     "q and v must have at least one head of size one, got S_k = %lld, H_k = %lld, S_v = %lld, H_v = %lld",
                     job.S_k, job.H_k, job.S_v, job.H_v)
     if job.H_v % job.H_k != 0:
-        return fail(why, GDN_ERR_SHAPE, "v: H_v = %lld is no multiple of q's H_k = %lld", job.H_v, job.H_k)
+        return fail(error, GDN_ERR_SHAPE, "v: H_v = %lld is no multiple of q's H_k = %lld", job.H_v, job.H_k)
     if a.head_map == GDN_HEAD_NONE and job.H_v != job.H_k:
-        return fail(why, GDN_ERR_VALUE,
+        return fail(error, GDN_ERR_VALUE,
                     "head_map must be \"tiled\" or \"interleaved\" when H_v (%lld) differs from H_k (%lld)",
                     job.H_v, job.H_k)
     if a.flags & ~<uint32_t>(GDN_QK_L2NORM | GDN_L2_MAX | GDN_BETA_LOGIT | GDN_SCALE_GIVEN):
-        return fail(why, GDN_ERR_VALUE, "flags: unknown bits in %u", a.flags)
+        return fail(error, GDN_ERR_VALUE, "flags: unknown bits in %u", a.flags)
     if not isfinite(job.scale):
-        return fail(why, GDN_ERR_VALUE, "scale must be finite, got %g", <double>job.scale)
-    return (check_option(why, "head_map", a.head_map, GDN_HEAD_NONE, GDN_HEAD_INTERLEAVED)
-            or check_option(why, "mode", a.mode, GDN_MODE_AUTO, GDN_MODE_RECURRENT)
-            or check_eps(why, "l2_eps", a.l2_eps) or check_counts(why, a.n_threads, a.reserved, a.n_snapshots))
+        return fail(error, GDN_ERR_VALUE, "scale must be finite, got %g", <double>job.scale)
+    return (check_option(error, "head_map", a.head_map, GDN_HEAD_NONE, GDN_HEAD_INTERLEAVED)
+            or check_option(error, "mode", a.mode, GDN_MODE_AUTO, GDN_MODE_RECURRENT)
+            or check_eps(error, "l2_eps", a.l2_eps) or check_counts(error, a.n_threads, a.reserved, job.n_snapshots))
 
 
 cdef enum:
-    LEAST_WORK = 1 << 17         # state elements a worker must have to update, by default: some 15 us of one thread
+    LEAST_UPDATES = 1 << 17      # state elements a worker must have to update, by default: some 15 us of one thread
 
 
-cdef gdn_status plan_delta(const gdn_delta_net_args *a, delta_call *c, const char *state,
-                           const char *state_out) noexcept nogil:
-    """Check a call and decide how it is split and how much scratch it needs; the states are called so in messages."""
-    cdef call_plan *plan = &c.plan
-    cdef gdn_status status
+cdef gdn_status plan_delta(const void *args, state_call *c, bint in_place) noexcept nogil:
+    """Check a call and decide how it is split and how much scratch it needs."""
+    cdef const gdn_delta_net_args *a
+    cdef gdn_delta_job *job = &c.delta
+    cdef gdn_status status = read_size(&args, GDN_DELTA_NET_ARGS_LEAST, sizeof(gdn_delta_net_args), &c.delta_args)
     cdef int64_t n_items, most
-    cdef double work
-    if a == NULL:
-        return GDN_ERR_NULL
-    if a.size != sizeof(gdn_delta_net_args):
-        return GDN_ERR_ABI
-    plan.why.text, plan.why.size = a.message, a.message_size
-    plan.rows.n_seqs, plan.rows.n_snapshots, plan.rows.snapshot_nb = a.n_seqs, a.n_snapshots, a.snapshot_nb
-    plan.rows.state, plan.rows.state_out = a.state, a.state_out
-    plan.rows.rows_in, plan.rows.rows_out, plan.rows.cu_seqlens = a.rows_in, a.rows_out, a.cu_seqlens
-    plan.rows.n_tokens, plan.rows.n_batch = a.q.ne[2], a.q.ne[3]
-    status = check_delta(a, c, state, state_out) or rows_check(&plan.rows, &plan.why)
+    cdef double n_updates
     if status != GDN_OK:
         return status
-    level.delta_plan(&c.job)
-    n_items = a.n_seqs * c.job.n_groups
-    work = <double>(a.q.ne[2] * a.q.ne[3]) * c.job.H_v * c.job.S_k * c.job.S_v
-    most = n_items * ((c.job.S_v - 1) // c.job.part_unit + 1)
+    a = <const gdn_delta_net_args *>args
+    begin_call(c, &a.call, a.q.ne[2], a.q.ne[3])
+    status = check_delta(a, c, in_place) or check_rows(c)
+    if status != GDN_OK:
+        return status
+    level.delta_plan(job)
+    n_items = job.n_seqs * job.n_groups
+    n_updates = <double>(a.q.ne[2] * a.q.ne[3]) * job.H_v * job.S_k * job.S_v
+    most = n_items * ((job.S_v - 1) // job.part_unit + 1)
     if a.n_threads <= 0:
-        most = 1 + <int64_t>min(<double>(most - 1), work / LEAST_WORK)
-    plan.n_workers = choose_threads(a.n_threads, most)
-    split_columns(&c.job, n_items, plan.n_workers)
-    plan.n_items = n_items * c.job.n_parts
-    plan.n_workers = <int>min(plan.n_workers, max(plan.n_items, <int64_t>1))
-    plan.rows_bytes = rows_scratch_size(&plan.rows)
-    plan.worker_bytes = level.delta_scratch(&c.job)
+        most = 1 + <int64_t>min(<double>(most - 1), n_updates / LEAST_UPDATES)
+    c.n_workers = choose_threads(a.n_threads, most)
+    split_columns(job, n_items, c.n_workers)
+    # Long items are claimed; single tokens go to the same worker every time, whose cache has the state.
+    c.item, c.job, c.rows, c.claim = level.delta, job, &job.rows, not job.single_tokens
+    finish_plan(c, n_items * job.n_parts, level.delta_scratch(job))
     return GDN_OK
 
 
@@ -110,25 +92,11 @@ cdef void split_columns(gdn_delta_job *job, int64_t n_items, int n_workers) noex
 
 
 cdef gdn_status c_gated_delta_net_scratch_size(const gdn_delta_net_args *a, size_t *n_bytes) noexcept nogil:
-    cdef delta_call c
-    cdef gdn_status status = plan_delta(a, &c, "state", "state_out") if n_bytes != NULL else GDN_ERR_NULL
-    if status == GDN_OK:
-        n_bytes[0] = plan_bytes(&c.plan)
-    return status
+    return c_scratch_size(plan_delta, a, n_bytes)
 
 
 cdef gdn_status c_gated_delta_net(const gdn_delta_net_args *a) noexcept nogil:
-    cdef delta_call c
-    cdef gdn_status status = (plan_delta(a, &c, "state", "state_out")
-                              or check_scratch(&c.plan, a.scratch, a.scratch_size))
-    if status == GDN_OK:
-        run_delta(&c, a.scratch)
-    return status
-
-
-cdef void run_delta(delta_call *c, void *scratch) noexcept nogil:
-    """Long items are claimed; single tokens go to the same worker every time, whose cache has the state."""
-    run_plan(&c.plan, level.delta, &c.job, &c.job.rows, not c.job.single_tokens, scratch)
+    return c_call(plan_delta, a)
 
 
 # ---- the Python faces ------------------------------------------------------------------------------------------
@@ -136,10 +104,6 @@ cdef void run_delta(delta_call *c, void *scratch) noexcept nogil:
 HEAD_MAPS = {None: GDN_HEAD_NONE, "tiled": GDN_HEAD_TILED, "interleaved": GDN_HEAD_INTERLEAVED}
 MODES = {"auto": GDN_MODE_AUTO, "chunked": GDN_MODE_CHUNKED, "recurrent": GDN_MODE_RECURRENT}
 L2_FORMS = {"sum": 0, "max": GDN_L2_MAX}
-
-
-cdef class DeltaArrays(CallArrays):
-    cdef ndarray q, k, v, g, beta
 
 
 cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit,
@@ -157,22 +121,21 @@ cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l
         a.scale = float_argument(scale, "scale")
     a.l2_eps = float_argument(l2_eps, "l2_eps")
     a.n_threads = threads_argument(n_threads)
-    a.n_snapshots = 1
-    a.message, a.message_size = TOLD, sizeof(TOLD)
     return 0
 
 
-cdef int fill_inputs(gdn_delta_net_args *a, DeltaArrays arrays, q, k, v, g, beta, out, cu_seqlens) except -1:
-    arrays.q = fit(q, "q", 4, False)
-    arrays.k = fit(k, "k", 4, False)
-    arrays.v = fit(v, "v", 4, False)
-    to_c(arrays.q, &a.q)
-    to_c(arrays.k, &a.k)
-    to_c(arrays.v, &a.v)
-    arrays.g = gate_rows(g, "g", &a.q, &a.v, &a.g)
-    arrays.beta = gate_rows(beta, "beta", &a.q, &a.v, &a.beta)
-    a.n_seqs = fill_lengths(arrays, cu_seqlens, a.q.ne[3], &a.cu_seqlens)
-    arrays.out = np.empty((<object>arrays.v).shape, np.float32) if out is None else fit(out, "out", 4, True)
+cdef int fill_inputs(gdn_delta_net_args *a, CallArrays arrays, q, k, v, g, beta, out, cu_seqlens) except -1:
+    """q, k (n_seqs, n_tokens, H_k, S_k), v, out (n_seqs, n_tokens, H_v, S_v), g, beta (n_seqs, n_tokens, H_v[, S_k or 1])."""
+    cdef ndarray q_ = fit(q, "q", 4, False), k_ = fit(k, "k", 4, False), g_, beta_
+    arrays.x_name, arrays.x = "v", fit(v, "v", 4, False)
+    to_c(q_, &a.q)
+    to_c(k_, &a.k)
+    to_c(arrays.x, &a.v)
+    g_ = gate_rows(g, "g", &a.q, &a.v, &a.g)
+    beta_ = gate_rows(beta, "beta", &a.q, &a.v, &a.beta)
+    arrays.inputs = (("q", q_, False), ("k", k_, False), ("g", g_, False), ("beta", beta_, False))
+    fill_call(&a.call, arrays, cu_seqlens, a.q.ne[3])
+    arrays.out = np.empty((<object>arrays.x).shape, np.float32) if out is None else fit(out, "out", 4, True)
     to_c(arrays.out, &a.out)
     return 0
 
@@ -199,21 +162,6 @@ cdef void add_unit_axis(gdn_tensor *t) noexcept:
     """Axis 0 of a tensor with at most three."""
     t.ne = [1, t.ne[0], t.ne[1], t.ne[2]]
     t.nb = [4, t.nb[0], t.nb[1], t.nb[2]]
-
-
-cdef int call_delta(gdn_delta_net_args *a, DeltaArrays c, str state, str state_out) except -1:
-    """Check, then run without the GIL in scratch of the pool."""
-    cdef delta_call call
-    cdef arena *scratch
-    cdef bytes state_name = state.encode(), state_out_name = state_out.encode()
-    check(plan_delta(a, &call, state_name, state_out_name))
-    check_outputs(c, (("q", c.q, False), ("k", c.k, False), ("g", c.g, False), ("beta", c.beta, False)), "v", c.v,
-                  state, state_out)
-    scratch = arena_take(plan_bytes(&call.plan))
-    with nogil:
-        run_delta(&call, scratch.data)
-    arena_give(scratch)
-    return 0
 
 
 def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, mode="auto", snapshots=None,
@@ -251,13 +199,12 @@ def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, 
     Raises ValueError (shape, stride, overlap, option), TypeError (anything but float32), before anything is written.
     """
     cdef gdn_delta_net_args a
-    cdef DeltaArrays arrays = DeltaArrays()
+    cdef CallArrays arrays = CallArrays()
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
-    a.n_snapshots = fill_states(arrays, state, state_out, snapshots, (a.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]),
-                                longest_sequence(a.cu_seqlens, a.n_seqs, a.q.ne[2]), &a.state, &a.state_out, &a.snapshot_nb)
-    call_delta(&a, arrays, "state", "state_out")
+    fill_states(&a.call, arrays, state, state_out, snapshots, (a.call.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]), a.q.ne[2])
+    call_on_states(plan_delta, &a, arrays, False)
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
 
 
@@ -279,11 +226,10 @@ def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, 
     gated_delta_net raises, before anything is written.
     """
     cdef gdn_delta_net_args a
-    cdef DeltaArrays arrays = DeltaArrays()
+    cdef CallArrays arrays = CallArrays()
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
-    a.n_snapshots = fill_cache(arrays, cache, 4, rows_in, rows_out, a.n_seqs, &a.state, &a.state_out, &a.rows_in,
-                               &a.rows_out)
-    call_delta(&a, arrays, "cache", "cache")
+    fill_cache(&a.call, arrays, cache, 4, rows_in, rows_out)
+    call_on_states(plan_delta, &a, arrays, True)
     return arrays.out if out is None else out

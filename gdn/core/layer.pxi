@@ -1,5 +1,12 @@
 # The kernels of a whole layer, for gdn/layer.py.
 
+cdef void bind_call(gdn_call *c, CallArrays arrays, ndarray rows_in, ndarray rows_out, ndarray cu_seqlens) noexcept:
+    """Point a call at the cache in c.state and at checked rows."""
+    c.state_out, c.n_seqs = c.state, rows_in.shape[0]
+    c.cu_seqlens, arrays.cu_seqlens = <const int64_t *>PyArray_DATA(cu_seqlens), cu_seqlens
+    fill_rows(c, arrays, rows_in, rows_out)
+
+
 cdef class LayerKernels:
     """What a layer runs between its matmuls, in place on the arrays of a pass of n tokens.
 
@@ -9,8 +16,7 @@ cdef class LayerKernels:
     t     arrays of the pass: qkv (1, n, C) and q, k, v, views of it by head; b (1, n, H_v), a (1, n, H_v[, S_k]),
           z (1, n, H_v, S_v)
     """
-    cdef ConvArrays conv_arrays
-    cdef DeltaArrays delta_arrays
+    cdef CallArrays conv_arrays, delta_arrays
     cdef gdn_conv_args conv
     cdef gdn_delta_net_args delta
     cdef rowwise_call decay, factor, gated_norm
@@ -22,7 +28,7 @@ cdef class LayerKernels:
     def __init__(self, layer, t):
         cdef ndarray minus_one = np.full(layer.H_v, -1, np.float32), zero = np.zeros(layer.H_v, np.float32)
         self.factored = layer.beta_factor != 1
-        self.conv_arrays, self.delta_arrays = ConvArrays(), DeltaArrays()
+        self.conv_arrays, self.delta_arrays = CallArrays(), CallArrays()
         fill_conv(&self.conv, self.conv_arrays, t.qkv, layer.conv, layer.conv_bias, "silu", None, t.qkv, None)
         fill_options(&self.delta, None, layer.head_map, "auto", True, layer.l2_eps, layer.l2_form, not self.factored,
                      None)
@@ -49,21 +55,14 @@ cdef class LayerKernels:
             raise ValueError(f"the ring has {step.ring.extents}, the layer {self.extents}")
         if type(il) is not int or not 0 <= il < ring.n_layers:
             step.ring.ssm(il)                 # says what is wrong with it
-        api.ring_conv(ring, il, &self.conv.state)
-        api.ring_ssm(ring, il, &self.delta.state)
-        self.conv.state_out, self.delta.state_out = self.conv.state, self.delta.state
-        self.conv_arrays.rows_in = self.delta_arrays.rows_in = rows_in
-        self.conv_arrays.rows_out = self.delta_arrays.rows_out = rows_out
-        self.conv_arrays.cu_seqlens = self.delta_arrays.cu_seqlens = ends
-        self.conv.rows_in = self.delta.rows_in = <const int64_t *>PyArray_DATA(rows_in)
-        self.conv.rows_out = self.delta.rows_out = <const int64_t *>PyArray_DATA(rows_out)
-        self.conv.cu_seqlens = self.delta.cu_seqlens = <const int64_t *>PyArray_DATA(ends)
-        self.conv.n_seqs = self.delta.n_seqs = rows_in.shape[0]
-        self.conv.n_snapshots = self.delta.n_snapshots = rows_out.shape[1]
+        api.ring_conv(ring, il, &self.conv.call.state)
+        api.ring_ssm(ring, il, &self.delta.call.state)
+        bind_call(&self.conv.call, self.conv_arrays, rows_in, rows_out, ends)
+        bind_call(&self.delta.call, self.delta_arrays, rows_in, rows_out, ends)
 
     def convolve(self):
         """qkv = silu(conv(qkv)), the ring's window with it."""
-        call_conv(&self.conv, self.conv_arrays, "cache", "cache")
+        call_on_states(plan_conv, &self.conv, self.conv_arrays, True)
 
     def gate(self):
         """a = the log decay; b = beta, unless that is sigmoid(b), which the delta rule applies itself."""
@@ -74,7 +73,7 @@ cdef class LayerKernels:
 
     def update(self):
         """v = the delta rule's output, the ring's state with it."""
-        call_delta(&self.delta, self.delta_arrays, "cache", "cache")
+        call_on_states(plan_delta, &self.delta, self.delta_arrays, True)
 
     def norm(self):
         """v = the gated norm of v."""

@@ -18,31 +18,31 @@ cdef void run_rowwise(rowwise_call *c, int32_t n_threads) noexcept nogil:
     run_items(c.fn, job, n_items, choose_threads(n_threads, n_items), c.flush)
 
 
-cdef gdn_status check_like(const refusal *why, const char *name, const gdn_tensor *t, const gdn_tensor *x,
+cdef gdn_status check_like(const error_buffer *error, const char *name, const gdn_tensor *t, const gdn_tensor *x,
                            bint writable) noexcept nogil:
-    return check_tensor(why, name, t, x.ne[0], x.ne[1], x.ne[2], x.ne[3], writable)
+    return check_tensor(error, name, t, x.ne[0], x.ne[1], x.ne[2], x.ne[3], writable)
 
 
-cdef gdn_status plan_l2_norm(rowwise_call *c, const refusal *why, const gdn_tensor *x, float eps, int32_t form,
+cdef gdn_status plan_l2_norm(rowwise_call *c, const error_buffer *error, const gdn_tensor *x, float eps, int32_t form,
                              const gdn_tensor *out) noexcept nogil:
     c.fn, c.flush = level.l2_norm, True
     c.job.x, c.job.out, c.job.eps, c.job.form = x[0], out[0], eps, form
-    return (check_eps(why, "eps", eps) or check_option(why, "form", form, GDN_L2_FORM_SUM, GDN_L2_FORM_MAX)
-            or check_like(why, "x", x, x, False) or check_like(why, "out", out, x, True))
+    return (check_eps(error, "eps", eps) or check_option(error, "form", form, GDN_L2_FORM_SUM, GDN_L2_FORM_MAX)
+            or check_like(error, "x", x, x, False) or check_like(error, "out", out, x, True))
 
 
-cdef gdn_status plan_rms_norm_gated(rowwise_call *c, const refusal *why, const gdn_tensor *x, const gdn_tensor *gate,
+cdef gdn_status plan_rms_norm_gated(rowwise_call *c, const error_buffer *error, const gdn_tensor *x, const gdn_tensor *gate,
                                     const gdn_tensor *weight, float eps, int32_t activation,
                                     const gdn_tensor *out) noexcept nogil:
     c.fn, c.flush = level.rms_norm_gated, True
     c.job.x, c.job.y, c.job.w, c.job.out = x[0], gate[0], weight[0], out[0]
     c.job.eps, c.job.activation = eps, activation
-    return (check_eps(why, "eps", eps) or check_option(why, "activation", activation, GDN_ACT_SILU, GDN_ACT_SIGMOID)
-            or check_like(why, "x", x, x, False) or check_like(why, "gate", gate, x, False)
-            or check_tensor(why, "weight", weight, x.ne[0], 1, 1, 1, False) or check_like(why, "out", out, x, True))
+    return (check_eps(error, "eps", eps) or check_option(error, "activation", activation, GDN_ACT_SILU, GDN_ACT_SIGMOID)
+            or check_like(error, "x", x, x, False) or check_like(error, "gate", gate, x, False)
+            or check_tensor(error, "weight", weight, x.ne[0], 1, 1, 1, False) or check_like(error, "out", out, x, True))
 
 
-cdef gdn_status plan_decay_gate(rowwise_call *c, const refusal *why, const gdn_tensor *a, const gdn_tensor *A,
+cdef gdn_status plan_decay_gate(rowwise_call *c, const error_buffer *error, const gdn_tensor *a, const gdn_tensor *A,
                                 const gdn_tensor *dt_bias, int32_t gate, float lower_bound,
                                 const gdn_tensor *out) noexcept nogil:
     cdef gdn_rowwise_job *job = &c.job
@@ -55,30 +55,31 @@ cdef gdn_status plan_decay_gate(rowwise_call *c, const refusal *why, const gdn_t
         swap_first_axes(&job.w)
         swap_first_axes(&job.out)
     job.gate, job.lower_bound = gate, lower_bound
-    return (check_option(why, "gate", gate, GDN_GATE_SOFTPLUS, GDN_GATE_CLAMPED)
-            or check_lower_bound(why, gate, lower_bound)
-            or check_like(why, "a", a, a, False) or check_tensor(why, "A", A, a.ne[1], 1, 1, 1, False)
-            or check_tensor(why, "dt_bias", dt_bias, a.ne[0], a.ne[1], 1, 1, False)
-            or check_like(why, "out", out, a, True) or check_rates(why, A))
+    return (check_option(error, "gate", gate, GDN_GATE_SOFTPLUS, GDN_GATE_CLAMPED)
+            or check_lower_bound(error, gate, lower_bound)
+            or check_like(error, "a", a, a, False) or check_tensor(error, "A", A, a.ne[1], 1, 1, 1, False)
+            or check_tensor(error, "dt_bias", dt_bias, a.ne[0], a.ne[1], 1, 1, False)
+            or check_like(error, "out", out, a, True) or check_rates(error, A))
 
 
-cdef gdn_status check_lower_bound(const refusal *why, int32_t gate, float bound) noexcept nogil:
+cdef gdn_status check_lower_bound(const error_buffer *error, int32_t gate, float bound) noexcept nogil:
     if gate == GDN_GATE_SOFTPLUS and bound != 0:
-        return fail(why, GDN_ERR_VALUE, "lower_bound is %g, which gate \"softplus\" does not use: "
+        return fail(error, GDN_ERR_VALUE, "lower_bound is %g, which gate \"softplus\" does not use: "
                     "name gate \"bounded\" or \"clamped\"", <double>bound)
     if gate != GDN_GATE_SOFTPLUS and not (isfinite(bound) and bound < 0):
-        return fail(why, GDN_ERR_VALUE, "lower_bound must be finite and below 0 for this gate, got %g", <double>bound)
+        return fail(error, GDN_ERR_VALUE, "lower_bound must be finite and below 0 for this gate, got %g", <double>bound)
     return GDN_OK
 
 
-cdef gdn_status check_rates(const refusal *why, const gdn_tensor *A) noexcept nogil:
+cdef gdn_status check_rates(const error_buffer *error, const gdn_tensor *A) noexcept nogil:
     """A rate above 0 is +exp(A_log): in the bounded form finite and wrong."""
     cdef int64_t h
     cdef float rate
     for h in range(A.ne[0]):
         rate = (<const float *>(<const char *>A.data + h * A.nb[0]))[0]
         if not rate <= 0:
-            return fail(why, GDN_ERR_VALUE, "A must be -exp(A_log), 0 or less, got %g for head %lld", <double>rate, <long long>h)
+            return fail(error, GDN_ERR_VALUE, "A must be -exp(A_log), 0 or less, got %g for head %lld", <double>rate,
+                        <long long>h)
     return GDN_OK
 
 
@@ -87,12 +88,12 @@ cdef void swap_first_axes(gdn_tensor *t) noexcept nogil:
     t.nb[0], t.nb[1] = t.nb[1], t.nb[0]
 
 
-cdef gdn_status plan_solve_tri(gdn_solve_job *job, const refusal *why, const gdn_tensor *a, const gdn_tensor *b,
+cdef gdn_status plan_solve_tri(gdn_solve_job *job, const error_buffer *error, const gdn_tensor *a, const gdn_tensor *b,
                                int32_t lower, int32_t unit, const gdn_tensor *out) noexcept nogil:
     job.a, job.b, job.out, job.lower, job.unit = a[0], b[0], out[0], lower, unit
-    return (check_like(why, "b", b, b, False)
-            or check_tensor(why, "a", a, b.ne[1], b.ne[1], b.ne[2], b.ne[3], False)
-            or check_like(why, "out", out, b, True))
+    return (check_like(error, "b", b, b, False)
+            or check_tensor(error, "a", a, b.ne[1], b.ne[1], b.ne[2], b.ne[3], False)
+            or check_like(error, "out", out, b, True))
 
 
 cdef void run_solve_tri(gdn_solve_job *job, int32_t n_threads) noexcept nogil:
@@ -105,9 +106,6 @@ cdef void run_solve_tri(gdn_solve_job *job, int32_t n_threads) noexcept nogil:
 
 
 # ---- the C face ------------------------------------------------------------------------------------------------
-
-cdef refusal SILENT = [NULL, 0]
-
 
 cdef gdn_status run_planned(gdn_status status, rowwise_call *c, int32_t n_threads) noexcept nogil:
     if n_threads < 0:
@@ -122,7 +120,7 @@ cdef gdn_status c_l2_norm(const gdn_tensor *x, float eps, int32_t form, const gd
     cdef rowwise_call c
     if x == NULL or out == NULL:
         return GDN_ERR_NULL
-    return run_planned(plan_l2_norm(&c, &SILENT, x, eps, form, out), &c, n_threads)
+    return run_planned(plan_l2_norm(&c, &no_buffer, x, eps, form, out), &c, n_threads)
 
 
 cdef gdn_status c_rms_norm_gated(const gdn_tensor *x, const gdn_tensor *gate, const gdn_tensor *weight, float eps,
@@ -130,7 +128,7 @@ cdef gdn_status c_rms_norm_gated(const gdn_tensor *x, const gdn_tensor *gate, co
     cdef rowwise_call c
     if x == NULL or gate == NULL or weight == NULL or out == NULL:
         return GDN_ERR_NULL
-    return run_planned(plan_rms_norm_gated(&c, &SILENT, x, gate, weight, eps, activation, out), &c, n_threads)
+    return run_planned(plan_rms_norm_gated(&c, &no_buffer, x, gate, weight, eps, activation, out), &c, n_threads)
 
 
 cdef gdn_status c_decay_gate(const gdn_tensor *a, const gdn_tensor *A, const gdn_tensor *dt_bias,
@@ -139,7 +137,7 @@ cdef gdn_status c_decay_gate(const gdn_tensor *a, const gdn_tensor *A, const gdn
     cdef rowwise_call c
     if a == NULL or A == NULL or dt_bias == NULL or out == NULL:
         return GDN_ERR_NULL
-    return run_planned(plan_decay_gate(&c, &SILENT, a, A, dt_bias, gate, lower_bound, out), &c, n_threads)
+    return run_planned(plan_decay_gate(&c, &no_buffer, a, A, dt_bias, gate, lower_bound, out), &c, n_threads)
 
 
 cdef gdn_status c_solve_tri(const gdn_tensor *a, const gdn_tensor *b, int32_t lower, int32_t unit,
@@ -148,7 +146,7 @@ cdef gdn_status c_solve_tri(const gdn_tensor *a, const gdn_tensor *b, int32_t lo
     cdef gdn_status status
     if a == NULL or b == NULL or out == NULL:
         return GDN_ERR_NULL
-    status = plan_solve_tri(&job, &SILENT, a, b, lower, unit, out) if n_threads >= 0 else GDN_ERR_VALUE
+    status = plan_solve_tri(&job, &no_buffer, a, b, lower, unit, out) if n_threads >= 0 else GDN_ERR_VALUE
     if status == GDN_OK:
         run_solve_tri(&job, n_threads)
     return status
@@ -193,7 +191,7 @@ def l2_norm(x, eps=1e-6, *, form="sum", out=None, n_threads=None):
     cdef int32_t c_form = choice(FORMS, form, "form"), threads = threads_argument(n_threads)
     to_c(x_, &c_x)
     to_c(y, &c_out)
-    check(plan_l2_norm(&c, &told, &c_x, c_eps, c_form, &c_out))
+    check(plan_l2_norm(&c, &python_buffer, &c_x, c_eps, c_form, &c_out))
     check_overlap("out", y, (("x", x_, True),))
     with nogil:
         run_rowwise(&c, threads)
@@ -228,7 +226,7 @@ cdef int plan_norm_arrays(rowwise_call *c, ndarray x, ndarray gate, ndarray weig
     to_c(gate, &c_gate)
     to_c(weight, &c_weight)
     to_c(out, &c_out)
-    return check(plan_rms_norm_gated(c, &told, &c_x, &c_gate, &c_weight, eps, activation, &c_out))
+    return check(plan_rms_norm_gated(c, &python_buffer, &c_x, &c_gate, &c_weight, eps, activation, &c_out))
 
 
 def decay_gate(a, A, dt_bias, *, gate="softplus", lower_bound=None, out=None, n_threads=None):
@@ -284,7 +282,7 @@ cdef int plan_gate_arrays(rowwise_call *c, ndarray a, ndarray A, ndarray dt_bias
         add_unit_axis(&c_a)
         add_unit_axis(&c_bias)
         add_unit_axis(&c_out)
-    return check(plan_decay_gate(c, &told, &c_a, &c_A, &c_bias, gate, bound, &c_out))
+    return check(plan_decay_gate(c, &python_buffer, &c_a, &c_A, &c_bias, gate, bound, &c_out))
 
 
 cdef ndarray per_channel_bias(ndarray bias, ndarray a):
@@ -317,7 +315,7 @@ def solve_tri(a, b, *, lower=True, unit=False, out=None, n_threads=None):
     to_c(a_, &c_a)
     to_c(b_, &c_b)
     to_c(y, &c_out)
-    check(plan_solve_tri(&job, &told, &c_a, &c_b, c_lower, c_unit, &c_out))
+    check(plan_solve_tri(&job, &python_buffer, &c_a, &c_b, c_lower, c_unit, &c_out))
     check_overlap("out", y, (("a", a_, False), ("b", b_, True)))
     with nogil:
         run_solve_tri(&job, threads)

@@ -1,58 +1,86 @@
-# Python's states, rows and packed lengths: what the faces of the delta rule and of the convolution share.
+# Python's states, rows, packed lengths and scratch: what the faces of the delta rule and of the convolution share.
+#
+# Needs: status.pxi (check, count_argument), cache_rows.pxi (state_call, plan_fn), scratch.pxi.
 
 cdef class CallArrays:
     """The arrays of one call, kept alive while C holds their addresses."""
     cdef ndarray out, state, state_out, cu_seqlens, rows_in, rows_out
+    cdef str x_name               # of the input that out may be
+    cdef ndarray x
+    cdef tuple inputs             # the others, for check_overlap
 
 
-cdef int64_t fill_lengths(CallArrays c, cu_seqlens, int64_t n_batch, const int64_t **c_cu_seqlens) except -1:
-    """The number of sequences: those packed, or those of the arrays."""
-    if cu_seqlens is None:
-        return n_batch
-    c.cu_seqlens = integers(cu_seqlens, "cu_seqlens", ValueError)
-    if c.cu_seqlens.ndim != 1 or c.cu_seqlens.shape[0] < 1:
-        raise ValueError(f"cu_seqlens must have shape (n_seqs + 1,), got {(<object>c.cu_seqlens).shape}")
-    c_cu_seqlens[0] = <const int64_t *>PyArray_DATA(c.cu_seqlens)
-    return c.cu_seqlens.shape[0] - 1
+cdef int call_on_states(plan_fn plan, const void *args, CallArrays arrays, bint in_place) except -1:
+    """Check, then run without the GIL in scratch of the pool."""
+    cdef state_call c
+    cdef arena *scratch
+    check(plan(args, &c, in_place))
+    check_outputs(arrays, in_place)
+    scratch = arena_take(scratch_bytes(&c))
+    with nogil:
+        run_call(&c, scratch.data)
+    arena_give(scratch)
+    return 0
 
 
-cdef int64_t fill_states(CallArrays c, state, state_out, snapshots, tuple shape, int64_t longest, gdn_tensor *c_state,
-                         gdn_tensor *c_state_out, int64_t *snapshot_nb) except -1:
-    """The states given and wanted, `shape` a slot; the number of slots to fill."""
+cdef int fill_call(gdn_call *c, CallArrays arrays, cu_seqlens, int64_t n_batch) except -1:
+    """The number of sequences, those packed or those of the arrays, and what is the same in every call from Python."""
+    c.n_snapshots = 1
+    c.message, c.message_size = python_buffer.text, python_buffer.size
+    c.n_seqs = n_batch
+    if cu_seqlens is not None:
+        arrays.cu_seqlens = integers(cu_seqlens, "cu_seqlens", ValueError)
+        if arrays.cu_seqlens.ndim != 1 or arrays.cu_seqlens.shape[0] < 1:
+            raise ValueError(f"cu_seqlens must have shape (n_seqs + 1,), got {(<object>arrays.cu_seqlens).shape}")
+        c.cu_seqlens = <const int64_t *>PyArray_DATA(arrays.cu_seqlens)
+        c.n_seqs = arrays.cu_seqlens.shape[0] - 1
+    return 0
+
+
+cdef int fill_states(gdn_call *c, CallArrays arrays, state, state_out, snapshots, tuple shape, int64_t n_tokens) except -1:
+    """The states given and wanted, `shape` those of one snapshot of all sequences."""
     cdef int64_t n_snapshots = 1 if snapshots is None else count_argument(snapshots, "snapshots")
     if state is not None:
-        c.state = fit(state, "state", len(shape), False)
-        to_c(c.state, c_state)
-        if c.state.shape[0] != shape[0]:
-            raise ValueError(f"state holds {c.state.shape[0]} sequences, the call has {shape[0]}")
-        if (<object>c.state).shape != shape:
-            raise ValueError(f"state has shape {(<object>c.state).shape}, the call needs {shape}")
-    n_snapshots = max(<int64_t>1, min(n_snapshots, longest))
-    c.state_out = state_target(shape, n_snapshots, c.state, state_out, snapshots is not None, c_state_out, snapshot_nb)
-    return n_snapshots
+        arrays.state = fit(state, "state", len(shape), False)
+        to_c(arrays.state, &c.state)
+        if arrays.state.shape[0] != shape[0]:
+            raise ValueError(f"state holds {arrays.state.shape[0]} sequences, the call has {shape[0]}")
+        if (<object>arrays.state).shape != shape:
+            raise ValueError(f"state has shape {(<object>arrays.state).shape}, the call needs {shape}")
+    c.n_snapshots = max(<int64_t>1, min(n_snapshots, longest_sequence(c.cu_seqlens, c.n_seqs, n_tokens)))
+    arrays.state_out = state_target(c, shape, arrays.state, state_out, snapshots is not None)
+    return 0
 
 
-cdef int64_t fill_cache(CallArrays c, cache, int ndim, rows_in, rows_out, int64_t n_seqs, gdn_tensor *c_state,
-                        gdn_tensor *c_state_out, const int64_t **c_rows_in, const int64_t **c_rows_out) except -1:
-    """The cache of a call in place and its rows; the number of slots."""
-    c.state = c.state_out = fit(cache, "cache", ndim, True)
-    to_c(c.state, c_state)
-    c_state_out[0] = c_state[0]
-    c.rows_in = rows_argument(rows_in, "rows_in", n_seqs, 1)
-    c.rows_out = c.rows_in if rows_out is None else rows_argument(rows_out, "rows_out", n_seqs, 2)
-    c_rows_in[0] = <const int64_t *>PyArray_DATA(c.rows_in)
-    c_rows_out[0] = <const int64_t *>PyArray_DATA(c.rows_out)
-    return 1 if c.rows_out.ndim == 1 else c.rows_out.shape[1]
+cdef int fill_cache(gdn_call *c, CallArrays arrays, cache, int ndim, rows_in, rows_out) except -1:
+    """The cache of a call in place and its rows."""
+    cdef ndarray x = fit(cache, "cache", ndim, True)
+    to_c(x, &c.state)
+    fill_rows(c, arrays, rows_argument(rows_in, "rows_in", c.n_seqs, 1),
+              None if rows_out is None else rows_argument(rows_out, "rows_out", c.n_seqs, 2))
+    c.state_out, arrays.state, arrays.state_out = c.state, x, x
+    return 0
 
 
-cdef int check_outputs(CallArrays c, tuple inputs, str x_name, ndarray x, str state, str state_out) except -1:
+cdef void fill_rows(gdn_call *c, CallArrays arrays, ndarray rows_in, ndarray rows_out) noexcept:
+    """Checked rows: rows_in (n_seqs,); rows_out (n_seqs,) or (n_seqs, K), None is rows_in."""
+    arrays.rows_in, arrays.rows_out = rows_in, rows_in if rows_out is None else rows_out
+    c.rows_in = <const int64_t *>PyArray_DATA(arrays.rows_in)
+    c.rows_out = <const int64_t *>PyArray_DATA(arrays.rows_out)
+    c.n_snapshots = 1 if arrays.rows_out.ndim == 1 else arrays.rows_out.shape[1]
+
+
+cdef int check_outputs(CallArrays c, bint in_place) except -1:
     """No output overlaps anything, but out may be exactly x and the new state exactly the old."""
-    inputs += (("cu_seqlens", c.cu_seqlens, False), ("rows_in", c.rows_in, False), ("rows_out", c.rows_out, False))
+    cdef str state = "cache" if in_place else "state"
+    cdef tuple inputs = c.inputs + (("cu_seqlens", c.cu_seqlens, False), ("rows_in", c.rows_in, False),
+                                    ("rows_out", c.rows_out, False))
     check_overlap("out", c.out, inputs)
-    check_overlap("out", c.out, ((x_name, x, True), (state, c.state, False)))
+    check_overlap("out", c.out, ((c.x_name, c.x, True), (state, c.state, False)))
     if c.state_out is not None:
+        state_out = "cache" if in_place else "state_out"
         check_overlap(state_out, c.state_out, inputs)
-        check_overlap(state_out, c.state_out, ((x_name, x, False), (state, c.state, True), ("out", c.out, False)))
+        check_overlap(state_out, c.state_out, ((c.x_name, c.x, False), (state, c.state, True), ("out", c.out, False)))
     return 0
 
 
@@ -83,13 +111,13 @@ cdef ndarray integers(obj, str name, error):
 cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):
     """rows_in (n_seqs,), or rows_out (n_seqs,) or (n_seqs, K)."""
     cdef ndarray x = integers(obj, name, IndexError)
-    if max_ndim == 2 and n_seqs == 1 and isinstance(obj, Tensor):        # its slots; the unit axis of sequences went
+    if max_ndim == 2 and n_seqs == 1 and isinstance(obj, Tensor):        # its snapshots; the unit axis of sequences went
         x = x.reshape(1, -1)
     if not 1 <= x.ndim <= max_ndim or x.shape[0] != n_seqs:
         raise ValueError(f"{name} must have shape ({n_seqs},){' or (%d, K)' % n_seqs if max_ndim == 2 else ''}, "
                          f"got {(<object>x).shape}")
     if x.ndim == 2 and x.shape[1] < 1:
-        raise ValueError(f"{name} must have at least one slot, got shape {(<object>x).shape}")
+        raise ValueError(f"{name} must have at least one snapshot, got shape {(<object>x).shape}")
     return x
 
 
@@ -104,15 +132,14 @@ cdef int64_t longest_sequence(const int64_t *cu_seqlens, int64_t n_seqs, int64_t
     return longest
 
 
-cdef ndarray state_target(tuple shape, int64_t n_snapshots, ndarray state, state_out, bint with_snapshots, gdn_tensor *c_out,
-                          int64_t *snapshot_nb):
-    """Allocate or check state_out, `shape` a slot, its slots snapshot_nb bytes apart.  Allocated in the order of the state
-    given, or with zeros for slots that will not exist."""
+cdef ndarray state_target(gdn_call *c, tuple shape, ndarray state, state_out, bint with_snapshots):
+    """Allocate or check state_out, `shape` one snapshot's, its snapshots c.snapshot_nb bytes apart.  Allocated in the order
+    of the state given, or with zeros for snapshots that will not exist."""
     cdef ndarray x, first
     cdef int ndim = len(shape)
     if state_out is None:
         if with_snapshots:
-            x = np.zeros((n_snapshots, *shape), np.float32)
+            x = np.zeros((c.n_snapshots, *shape), np.float32)
         else:
             x = np.empty(shape, np.float32) if state is None else np.empty_like(state, subok=False)
     elif not with_snapshots:
@@ -123,18 +150,18 @@ cdef ndarray state_target(tuple shape, int64_t n_snapshots, ndarray state, state
         x = fit(state_out, "state_out", ndim + 1, True)
     first = x
     if with_snapshots:
-        if x.shape[0] < n_snapshots:
-            raise ValueError(f"state_out has {x.shape[0]} slots, {n_snapshots} snapshots are to be kept")
-        snapshot_nb[0] = x.strides[0] if x.strides[0] != 0 else 4         # empty slots have no distance, 0 has a meaning
+        if x.shape[0] < c.n_snapshots:
+            raise ValueError(f"state_out has room for {x.shape[0]} snapshots, {c.n_snapshots} are to be kept")
+        c.snapshot_nb = x.strides[0] if x.strides[0] != 0 else 4      # empty snapshots have no distance, 0 has a meaning
         first = x[0]
     if (<object>first).shape != shape:
         raise ValueError(f"state_out holds states of shape {(<object>first).shape}, the call makes {shape}")
-    to_c(first, c_out)
+    to_c(first, &c.state_out)
     return x
 
 
 cdef ndarray split_snapshots(ndarray x, int64_t n_seqs):
-    """(K * n_seqs, ...) slot-major as (K, n_seqs, ...), the same memory."""
+    """(K * n_seqs, ...) snapshot-major as (K, n_seqs, ...), the same memory."""
     if n_seqs == 0:
         return x.reshape(1, *(<object>x).shape)
     if x.shape[0] % n_seqs != 0:

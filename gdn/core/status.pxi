@@ -1,48 +1,51 @@
-# One place where a refused call explains itself, and one where that becomes an exception.
+# Where a refused call explains itself, what becomes of it in Python, and the checks that several calls share.
 
 cdef extern from *:
     """
     #include <stdio.h>
-    /* Says why, where somebody listens, and passes the status on. */
-    #define gdn_fail(why, status, ...) \
-        ((why)->text != NULL && (why)->size > 0 ? (void)snprintf((why)->text, (why)->size, __VA_ARGS__) : (void)0, (status))
+    typedef struct { char *text; size_t size; } gdn_error_buffer;
+    static char gdn_error_text[256];
+    static const gdn_error_buffer gdn_no_buffer = { NULL, 0 };
+    static const gdn_error_buffer gdn_python_buffer = { gdn_error_text, sizeof gdn_error_text };
+    /* Writes why, where there is a buffer for it, and passes the status on. */
+    #define gdn_fail(error, status, ...) \
+        ((error)->text != NULL && (error)->size > 0 ? (void)snprintf((error)->text, (error)->size, __VA_ARGS__) : (void)0, \
+         (status))
+    static const char *const gdn_status_strings[] = {
+        "ok", "a required pointer is NULL", "a tensor is not float32", "extents disagree or are negative",
+        "a stride or address is no multiple of 4, or an output is broadcast",
+        "an option is unknown, missing or out of range", "a row is outside the cache",
+        "scratch is too small", "a struct's size is unknown to this library", "the ring has no free slot",
+        "unknown sequence", "the sequence's state was lost in a step that never committed",
+        "already acquired, or already in a step", "rollback deeper than the planes hold",
+        "bytes are no ring, truncated, of another abi or shape, or fail their checksum",
+        "a living process holds the ring's lock and does not let go", "a row is written twice" };
+    static const char *gdn_status_string(gdn_status status)
+    {
+        const int known = sizeof gdn_status_strings / sizeof *gdn_status_strings;
+        return (int)status >= 0 && (int)status < known ? gdn_status_strings[status] : "unknown status";
+    }
     """
-    gdn_status fail "gdn_fail"(const refusal *why, gdn_status status, const char *format, ...) noexcept nogil
-
-cdef struct refusal:              # where a refused call says why; text NULL: nowhere
-    char *text
-    size_t size
-
-cdef char TOLD[256]               # a refusal on its way to its exception, else empty; guarded by the GIL
-cdef refusal told = [TOLD, sizeof(TOLD)]
-
-cdef const char *STATUS_STRINGS[17]
-STATUS_STRINGS[:] = [
-    b"ok", b"a required pointer is NULL", b"a tensor is not float32", b"extents disagree or are negative",
-    b"a stride or address is no multiple of 4, or an output is broadcast",
-    b"an option is unknown, missing or out of range", b"a row is outside the cache or written twice",
-    b"scratch is too small", b"a struct's size is unknown to this library", b"the ring has no free slot",
-    b"unknown sequence", b"the sequence's state was lost in a step that never committed",
-    b"already acquired, or already in a step", b"rollback deeper than the planes hold",
-    b"bytes are no ring, truncated, of another abi or shape, or fail their checksum",
-    b"a living process holds the ring's lock and does not let go", b"unknown status"]
+    ctypedef struct error_buffer "gdn_error_buffer":      # where a refused call says why; text NULL: nowhere
+        char *text
+        size_t size
+    const error_buffer no_buffer "gdn_no_buffer"
+    const error_buffer python_buffer "gdn_python_buffer"
+    char error_text "gdn_error_text"[256]     # of a call from Python, on its way to the exception, else empty; guarded by the GIL
+    gdn_status fail "gdn_fail"(const error_buffer *error, gdn_status status, const char *format, ...) noexcept nogil
+    const char *c_status_string "gdn_status_string"(gdn_status status) noexcept nogil
 
 
-cdef const char *c_status_string(gdn_status status) noexcept nogil:
-    return STATUS_STRINGS[<int>status if 0 <= <int>status < 16 else 16]
+EXCEPTIONS = {GDN_ERR_TYPE: TypeError, GDN_ERR_ROW: IndexError}       # of a status; any other is a ValueError
 
 
 cdef int check(gdn_status status) except -1:
-    """The exception of a refused call, whose text is in TOLD if it has one."""
+    """The exception of a refused call, whose text is in error_text if it has one."""
     if status == GDN_OK:
         return 0
-    text = (<bytes>(TOLD if TOLD[0] else c_status_string(status))).decode()
-    TOLD[0] = 0
-    if status == GDN_ERR_TYPE:
-        raise TypeError(text)
-    if status == GDN_ERR_ROW and "twice" not in text:
-        raise IndexError(text)
-    raise ValueError(text)
+    text = (<bytes>(error_text if error_text[0] else c_status_string(status))).decode()
+    error_text[0] = 0
+    raise EXCEPTIONS.get(status, ValueError)(text)
 
 
 cdef int32_t choice(dict values, value, str name) except? -1:
@@ -87,26 +90,26 @@ cdef float float_argument(value, str name) except? -1:
 
 # ---- what the checks of several calls share ----------------------------------------------------------------------
 
-cdef gdn_status check_option(const refusal *why, const char *name, int32_t value, int32_t least,
+cdef gdn_status check_option(const error_buffer *error, const char *name, int32_t value, int32_t least,
                              int32_t most) noexcept nogil:
-    return GDN_OK if least <= value <= most else fail(why, GDN_ERR_VALUE, "%s: unknown value %d", name, value)
+    return GDN_OK if least <= value <= most else fail(error, GDN_ERR_VALUE, "%s: unknown value %d", name, value)
 
 
-cdef gdn_status check_eps(const refusal *why, const char *name, float eps) noexcept nogil:
+cdef gdn_status check_eps(const error_buffer *error, const char *name, float eps) noexcept nogil:
     if eps >= 0 and isfinite(eps):
         return GDN_OK
-    return fail(why, GDN_ERR_VALUE, "%s must be finite and not negative, got %g", name, <double>eps)
+    return fail(error, GDN_ERR_VALUE, "%s must be finite and not negative, got %g", name, <double>eps)
 
 
-cdef gdn_status check_counts(const refusal *why, int32_t n_threads, int32_t reserved, int64_t n_snapshots) noexcept nogil:
+cdef gdn_status check_counts(const error_buffer *error, int32_t n_threads, int32_t reserved, int64_t n_snapshots) noexcept nogil:
     if n_threads < 0 or reserved != 0:
-        return fail(why, GDN_ERR_VALUE, "n_threads is %d, reserved %d", n_threads, reserved)
+        return fail(error, GDN_ERR_VALUE, "n_threads is %d, reserved %d", n_threads, reserved)
     if n_snapshots < 1:
-        return fail(why, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", n_snapshots)
+        return fail(error, GDN_ERR_VALUE, "snapshots must be at least 1, got %lld", n_snapshots)
     return GDN_OK
 
 
-cdef gdn_status check_tensor(const refusal *why, const char *name, const gdn_tensor *t, int64_t ne0, int64_t ne1,
+cdef gdn_status check_tensor(const error_buffer *error, const char *name, const gdn_tensor *t, int64_t ne0, int64_t ne1,
                              int64_t ne2, int64_t ne3, bint writable) noexcept nogil:
     """Type, extents, alignment of one tensor; nothing is dereferenced."""
     cdef int64_t want[4]
@@ -115,29 +118,29 @@ cdef gdn_status check_tensor(const refusal *why, const char *name, const gdn_ten
     cdef bint empty = False
     want[:] = [ne0, ne1, ne2, ne3]
     if t.type != GDN_TYPE_F32:
-        return fail(why, GDN_ERR_TYPE, "%s must be float32, got type %d", name, t.type)
+        return fail(error, GDN_ERR_TYPE, "%s must be float32, got type %d", name, t.type)
     for i in range(4):
         if want[i] < 0:
-            return fail(why, GDN_ERR_SHAPE, "%s: extent %lld is negative", name, want[i])
+            return fail(error, GDN_ERR_SHAPE, "%s: extent %lld is negative", name, want[i])
         if t.ne[i] != want[i]:
-            return fail(why, GDN_ERR_SHAPE,
+            return fail(error, GDN_ERR_SHAPE,
                         "%s has extents [%lld, %lld, %lld, %lld], the call needs [%lld, %lld, %lld, %lld]", name,
                         t.ne[3], t.ne[2], t.ne[1], t.ne[0], ne3, ne2, ne1, ne0)
         empty = empty or want[i] == 0
     if empty:
         return GDN_OK
     if t.data == NULL:
-        return fail(why, GDN_ERR_NULL, "%s: data is NULL", name)
+        return fail(error, GDN_ERR_NULL, "%s: data is NULL", name)
     if <uintptr_t>t.data & 3:
-        return fail(why, GDN_ERR_STRIDE, "%s: address %p is no multiple of 4", name, t.data)
+        return fail(error, GDN_ERR_STRIDE, "%s: address %p is no multiple of 4", name, t.data)
     for i in range(4):
         if t.ne[i] > 1 and t.nb[i] & 3:
-            return fail(why, GDN_ERR_STRIDE, "%s: stride %lld is no multiple of 4", name, t.nb[i])
+            return fail(error, GDN_ERR_STRIDE, "%s: stride %lld is no multiple of 4", name, t.nb[i])
         if writable and t.ne[i] > 1 and t.nb[i] == 0:
-            return fail(why, GDN_ERR_STRIDE, "%s is written, but an axis of extent %lld has stride 0", name,
+            return fail(error, GDN_ERR_STRIDE, "%s is written, but an axis of extent %lld has stride 0", name,
                         t.ne[i])
     if span_of(4, t.ne, t.nb, sizeof(float), &low, &high):
-        return fail(why, GDN_ERR_SHAPE,
+        return fail(error, GDN_ERR_SHAPE,
                     "%s spans more than 2^63 bytes: extents [%lld, %lld, %lld, %lld], byte strides [%lld, %lld, %lld, %lld]",
                     name, t.ne[3], t.ne[2], t.ne[1], t.ne[0], t.nb[3], t.nb[2], t.nb[1], t.nb[0])
     return GDN_OK

@@ -39,7 +39,7 @@ typedef enum gdn_status {
     GDN_ERR_SHAPE     = 3,  /* extents disagree or are negative */
     GDN_ERR_STRIDE    = 4,  /* a stride or address is no multiple of 4, or an output is broadcast */
     GDN_ERR_VALUE     = 5,  /* an option is unknown, missing or out of range */
-    GDN_ERR_ROW       = 6,  /* a row index is outside the cache, or a row is written twice */
+    GDN_ERR_ROW       = 6,  /* a row index is outside the cache */
     GDN_ERR_SCRATCH   = 7,  /* scratch is smaller than the size function asks for */
     GDN_ERR_ABI       = 8,  /* a struct's `size` is not one this library knows */
     GDN_ERR_FULL      = 9,  /* ring: no free slot */
@@ -48,7 +48,8 @@ typedef enum gdn_status {
     GDN_ERR_BUSY      = 12, /* ring: already acquired, or already in a step */
     GDN_ERR_ROLLBACK  = 13, /* ring: rollback deeper than the planes hold */
     GDN_ERR_DAMAGED   = 14, /* ring: bytes are no ring, truncated, of another abi or shape, or fail their checksum */
-    GDN_ERR_LOCKED    = 15  /* ring: a living process holds the lock and does not let go */
+    GDN_ERR_LOCKED    = 15, /* ring: a living process holds the lock and does not let go */
+    GDN_ERR_TWICE     = 16  /* a row is written twice */
 } gdn_status;
 
 /* Storage types; the numbers are ggml's. */
@@ -85,65 +86,36 @@ enum {
     GDN_SCALE_GIVEN = 8  /* use `scale`; without it scale is 1/sqrt(S_k) */
 };
 
-/* gated_delta_net: one call of the gated delta rule over any number of sequences.
+/* What the arguments of both calls on states end with: states, rows, sequences, scratch and the token log.
  *
- *     S   <- exp(g_t) * S;   d = beta_t * (v_t - S^T k_t);   S <- S + k_t d^T;   o_t = scale * S^T q_t
- *
- *   q, k       ne = S_k, H_k, n_tokens, n_seqs
- *   v, out     ne = S_v, H_v, n_tokens, n_seqs      out is written; it may be exactly v, and nothing else
- *   g          ne = 1 or S_k, H_v, n_tokens, n_seqs: natural log of the decay, scalar (GDN) or per channel (KDA)
- *   beta       ne = 1, H_v, n_tokens, n_seqs
- *   state      ne = S_k, S_v, H_v, rows: where sequences start; data NULL starts all from zeros
- *   state_out  ne = S_k, S_v, H_v, rows: where states go; may be exactly `state`; data NULL keeps none
- *   cu_seqlens NULL, or n_seqs+1 token offsets from 0 to n_tokens: q..out then have ne[3] == 1, packed
+ *   state      where sequences start, rows of states along its last axis; data NULL starts all from zeros
+ *   state_out  where states go; may be exactly `state`; data NULL keeps none
+ *   n_seqs     with cu_seqlens its length - 1, else what the arrays hold
+ *   cu_seqlens NULL, or n_seqs+1 token offsets from 0 to n_tokens: the arrays then hold one sequence, packed
  *   rows_in    NULL: sequence i starts from row i; or n_seqs rows of `state`, -1 = zeros
  *   rows_out   NULL: snapshot s of sequence i goes to row s * n_seqs + i; or n_seqs * n_snapshots rows [i][s], -1 = nowhere
  *   n_snapshots    K >= 1: snapshot s is the state s tokens before the end.  It exists for s < the sequence's length
  *              (snapshot 0 always); the row of one that does not exist is left untouched.
+ *   snapshot_nb    only without rows_out: bytes from one snapshot of a sequence to the next, 0 = n_seqs rows.  Rows of
+ *              different snapshots or sequences must not meet (GDN_ERR_TWICE); with rows_in, state_out must not be `state`.
+ *   message    NULL, or where a refused call explains itself (NUL-terminated)
  *
  * All rows of rows_in are read as if before any row is written, so `state` and `state_out` may be one cache and rows
- * may be forked or permuted; a row written twice is GDN_ERR_ROW.
- * Thread safety: concurrent calls may share a cache as long as no row is written by one and touched by another. */
-typedef struct gdn_delta_net_args {
-    uint32_t size;              /* sizeof(gdn_delta_net_args) */
-    int32_t  head_map;          /* GDN_HEAD_* */
-    int32_t  mode;              /* GDN_MODE_* */
-    uint32_t flags;             /* GDN_QK_L2NORM | ... */
-    float    scale;
-    float    l2_eps;
-    int32_t  n_threads;
-    int32_t  reserved;          /* 0 */
-    gdn_tensor q, k, v, g, beta, out, state, state_out;
-    int64_t  n_seqs;            /* with cu_seqlens: its length - 1; else q.ne[3] */
-    int64_t  n_snapshots;
-    int64_t  snapshot_nb;           /* bytes between snapshots of one sequence when rows_out is NULL; 0 = n_seqs * state_out.nb[3];
-                                   else no two snapshots may share a row, and rows_in needs a `state` apart */
-    const int64_t *rows_in;
-    const int64_t *rows_out;
-    const int64_t *cu_seqlens;
-    void    *scratch;
-    size_t   scratch_size;
-    char    *message;           /* NULL, or where a refused call explains itself (NUL-terminated) */
-    size_t   message_size;
-} gdn_delta_net_args;
-
-/* causal_conv1d: depthwise causal convolution with carried state, y[t,c] = act(bias[c] + sum_w weight[w,c] x[t-width+1+w,c]).
+ * may be forked or permuted; a row written twice is GDN_ERR_TWICE.
+ * Thread safety: concurrent calls may share a cache as long as no row is written by one and touched by another.
  *
- *   x, out     ne = channels, n_tokens, n_seqs       out may be exactly x
- *   weight     ne = width, channels                  width >= 1
- *   bias       ne = channels, or data NULL
- *   state      ne = width-1, channels, rows          oldest input first; data NULL starts from zeros;
- *              or width-1, channels, 1, rows, as a ring gives it
- *   state_out  as state; may be exactly `state`; data NULL keeps none
- * n_seqs .. cu_seqlens and the row rules are those of gdn_delta_net_args. */
-enum { GDN_ACT_NONE = 0, GDN_ACT_SILU = 1, GDN_ACT_SIGMOID = 2 };
-
-typedef struct gdn_conv_args {
-    uint32_t size;              /* sizeof(gdn_conv_args) */
-    int32_t  activation;        /* GDN_ACT_NONE or GDN_ACT_SILU */
-    int32_t  n_threads;
-    int32_t  reserved;          /* 0 */
-    gdn_tensor x, weight, bias, out, state, state_out;
+ * The token log.  The tensors log_* of the arguments hold entries, one a token; lists of indices say which are read and
+ * written, as rows_in and rows_out do for states.  All of it may be zero: no log.
+ *
+ *   log_in     n_seqs * n_log_in: the entries [i][j] on top of the row sequence i starts from, oldest first, -1 behind the last
+ *   log_out    n_seqs * n_log_out: where the entry of token t of sequence i goes, [i][t], -1 = nowhere
+ *   parents    one for each token, in the arrays' order: index within the sequence's tokens of the one it continues,
+ *              -1 = where the sequence stands
+ *   checkpoints    n_checkpoints * 3, each (i, n, row): the state of sequence i after n tokens of this call goes to row too
+ *
+ * This library has no kernels for the log and for stochastic rounding: anything but zero there is GDN_ERR_VALUE. */
+typedef struct gdn_call {
+    gdn_tensor state, state_out;
     int64_t  n_seqs;
     int64_t  n_snapshots;
     int64_t  snapshot_nb;
@@ -154,6 +126,69 @@ typedef struct gdn_conv_args {
     size_t   scratch_size;
     char    *message;
     size_t   message_size;
+    const int64_t *log_in;      /* members from here on are beyond GDN_ARGS_LEAST */
+    int64_t  n_log_in;
+    const int64_t *log_out;
+    int64_t  n_log_out;
+    const int64_t *parents;
+    const int64_t *checkpoints;
+    int64_t  n_checkpoints;
+    int32_t  rounding;          /* GDN_ROUND_*: how states narrower than float32 are stored */
+    int32_t  reserved;          /* 0 */
+    uint64_t seed;              /* of GDN_ROUND_STOCHASTIC */
+} gdn_call;
+
+enum { GDN_ROUND_NEAREST = 0, GDN_ROUND_STOCHASTIC = 1 };
+
+/* The smallest `size` of gdn_delta_net_args and gdn_conv_args.  Members beyond a struct's `size` count as zero, so that a
+ * program keeps running with a library whose structs have grown.  A larger `size` than this library knows is taken if the
+ * bytes that it does not know are zero, else it is GDN_ERR_ABI. */
+#define GDN_ARGS_LEAST(type) (offsetof(type, call) + offsetof(gdn_call, log_in))
+
+/* gated_delta_net: one call of the gated delta rule over any number of sequences.
+ *
+ *     S   <- exp(g_t) * S;   d = beta_t * (v_t - S^T k_t);   S <- S + k_t d^T;   o_t = scale * S^T q_t
+ *
+ *   q, k       ne = S_k, H_k, n_tokens, n_seqs
+ *   v, out     ne = S_v, H_v, n_tokens, n_seqs      out is written; it may be exactly v, and nothing else
+ *   g          ne = 1 or S_k, H_v, n_tokens, n_seqs: natural log of the decay, scalar (GDN) or per channel (KDA)
+ *   beta       ne = 1, H_v, n_tokens, n_seqs
+ *   state(_out)    ne = S_k, S_v, H_v, rows
+ *   log_k      ne = S_k, H_k, entries: the key as the rule used it
+ *   log_d      ne = S_v, H_v, entries: beta_t * (v_t - S^T k_t)
+ *   log_g      ne = 1 or S_k, H_v, entries
+ * With call.cu_seqlens q..out have n_seqs = 1. */
+typedef struct gdn_delta_net_args {
+    uint32_t size;              /* sizeof(gdn_delta_net_args) */
+    int32_t  head_map;          /* GDN_HEAD_* */
+    int32_t  mode;              /* GDN_MODE_* */
+    uint32_t flags;             /* GDN_QK_L2NORM | ... */
+    float    scale;
+    float    l2_eps;
+    int32_t  n_threads;
+    int32_t  reserved;          /* 0 */
+    gdn_tensor q, k, v, g, beta, out;
+    gdn_tensor log_k, log_d, log_g;
+    gdn_call call;
+} gdn_delta_net_args;
+
+/* causal_conv1d: depthwise causal convolution with carried state, y[t,c] = act(bias[c] + sum_w weight[w,c] x[t-width+1+w,c]).
+ *
+ *   x, out     ne = channels, n_tokens, n_seqs       out may be exactly x
+ *   weight     ne = width, channels                  width >= 1
+ *   bias       ne = channels, or data NULL
+ *   state(_out)    ne = width-1, channels, rows, or width-1, channels, 1, rows as a ring gives it; oldest input first
+ *   log_x      ne = channels, entries */
+enum { GDN_ACT_NONE = 0, GDN_ACT_SILU = 1, GDN_ACT_SIGMOID = 2 };
+
+typedef struct gdn_conv_args {
+    uint32_t size;              /* sizeof(gdn_conv_args) */
+    int32_t  activation;        /* GDN_ACT_NONE or GDN_ACT_SILU */
+    int32_t  n_threads;
+    int32_t  reserved;          /* 0 */
+    gdn_tensor x, weight, bias, out;
+    gdn_tensor log_x;
+    gdn_call call;
 } gdn_conv_args;
 
 enum { GDN_L2_FORM_SUM = 0, GDN_L2_FORM_MAX = 1 };

@@ -49,7 +49,7 @@ cdef void conv_item(const void *job, int64_t i, void *scratch) noexcept nogil:
 
 
 cdef void conv_place(conv_work_item *item, const gdn_conv_job *job, int64_t i) noexcept nogil:
-    cdef const int64_t *cu_seqlens = job.args.cu_seqlens
+    cdef const int64_t *cu_seqlens = job.args.call.cu_seqlens
     item.job = job
     item.seq = i // job.n_parts
     item.channel = i % job.n_parts * job.part_channels
@@ -122,7 +122,7 @@ cdef inline const char *input_at(const conv_work_item *item, int64_t t, int64_t 
 
 cdef void conv_keep(const conv_work_item *item) noexcept nogil:
     """Snapshot s: the last width - 1 inputs as of s tokens before the end."""
-    cdef const int64_t *nb = item.job.args.state_out.nb
+    cdef const int64_t *nb = item.job.args.call.state_out.nb
     cdef int64_t n = item.job.width - 1, s, first, p, c, src_nb
     cdef char *row
     cdef const char *src

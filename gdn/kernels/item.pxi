@@ -78,7 +78,7 @@ cdef size_t carve_delta_buffers(delta_buffers *buf, const gdn_delta_job *job, ch
 
 
 cdef void place_item(delta_work_item *item, const gdn_delta_job *job, int64_t i) noexcept nogil:
-    cdef const int64_t *cu_seqlens = job.args.cu_seqlens
+    cdef const int64_t *cu_seqlens = job.args.call.cu_seqlens
     cdef int64_t part = i % job.n_parts, group = i // job.n_parts % job.n_groups
     item.job = job
     item.n_heads = job.H_v // job.n_groups
@@ -144,7 +144,7 @@ cdef state_view view_in(const delta_work_item *item, int64_t m) noexcept nogil:
 
 
 cdef state_view view_in_row(const delta_work_item *item, char *row, int64_t m) noexcept nogil:
-    cdef const int64_t *nb = item.job.args.state_out.nb
+    cdef const int64_t *nb = item.job.args.call.state_out.nb
     cdef state_view x
     x.p = row + value_head(item, m) * nb[2] + item.column * nb[1]
     x.nb[0] = nb[0]
@@ -170,8 +170,8 @@ cdef state_view view_after(const delta_work_item *item, int64_t m, int64_t t, in
 cdef int state_order(const delta_work_item *item) noexcept nogil:
     """Whether every row this item reads or writes can be worked on in place, and along which index."""
     cdef const int64_t *nb_in = item.job.rows.state_in_nb[item.seq]
-    cdef const int64_t *nb_out = item.job.args.state_out.nb
-    cdef bint reads = item.job.rows.state_in[item.seq] != NULL, writes = item.job.args.state_out.data != NULL
+    cdef const int64_t *nb_out = item.job.args.call.state_out.nb
+    cdef bint reads = item.job.rows.state_in[item.seq] != NULL, writes = item.job.args.call.state_out.data != NULL
     if item.job.S_k % VL == 0 and (not reads or nb_in[0] == 4) and (not writes or nb_out[0] == 4):
         return KEYS
     if item.n_columns % VL == 0 and (not reads or nb_in[1] == 4) and (not writes or nb_out[1] == 4):
