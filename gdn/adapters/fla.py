@@ -4,12 +4,13 @@
     gdn.adapters.fla.as_module()                            # or: `from fla.ops...` itself works where FLA is not installed
 
 Names, order and meaning of the parameters are those of FLA 0.6.  Shapes: q, k (B, T, H_k, S_k); v (B, T, H_v, S_v), H_v a
-multiple of H_k, key heads serving consecutive value heads; beta (B, T, H_v); g (B, T, H_v), in the KDA functions
-(B, T, H_v, S_k); states (N, H_v, S_k, S_v), final ones float32; with cu_seqlens (N + 1,) B is 1 and N sequences lie packed.
-float32, float16 or bfloat16.  `query`, `key` and `value` are other names of q, k and v.  Done inside: scale, the L2 norm of
-q and k, the gate of A_log, dt_bias and lower_bound, beta's sigmoid and its doubling (allow_neg_eigval), state_v_first (of
-old, transpose_state_layout).  Hints that change no result are taken and have no effect: chunk_size, chunk_indices,
-cu_seqlens_cpu, disable_recompute, backend, safe_gate and lower_bound without an in-kernel gate.
+multiple of H_k, key heads serving consecutive value heads; beta (B, T, H_v); g (B, T, H_v), or one for each key channel,
+(B, T, H_v, S_k), as the KDA functions have it; states (N, H_v, S_k, S_v), final ones float32; with cu_seqlens (N + 1,) B is 1
+and N sequences lie packed.  float32, float16 or bfloat16, out in q's type.  `query`, `key` and `value` are other names of q,
+k and v.  Done inside: scale, the L2 norm of q and k, the gate of A_log, dt_bias and lower_bound, beta's sigmoid and its
+doubling (allow_neg_eigval), state_v_first (of old, transpose_state_layout).  Hints that change no result are taken and have
+no effect: chunk_size, chunk_indices, cu_seqlens_cpu, disable_recompute, backend, safe_gate and lower_bound without an
+in-kernel gate.
 
 ValueError for shapes and values that do not fit, TypeError for other tensors and for an argument that means something which
 is not done here (named, as is the nearest keyword for an unknown one), RuntimeError where a gradient would be lost.  All
@@ -34,7 +35,7 @@ def chunk_gated_delta_rule(q=None, k=None, v=None, g=None, beta=None, scale=None
                            state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, *,
                            use_gate_in_kernel=False, A_log=None, dt_bias=None, chunk_size=64, head_first=None,
                            transpose_state_layout=None, query=None, key=None, value=None, **unknown):
-    """(out in q's type, final state or None) of the gated delta rule with one decay per head; see the module."""
+    """(out, final state or None) of the gated delta rule with one decay per head; see the module."""
     return _rule("chunk_gated_delta_rule", False, False, locals())
 
 
@@ -43,7 +44,7 @@ def fused_recurrent_gated_delta_rule(q=None, k=None, v=None, g=None, gk=None, gv
                                      use_gate_in_kernel=False, A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False,
                                      allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, *, head_first=None,
                                      transpose_state_layout=None, query=None, key=None, value=None, **unknown):
-    """`chunk_gated_delta_rule` token by token, out in v's type; g None is no decay, beta None is 1."""
+    """`chunk_gated_delta_rule` token by token; g None is no decay, beta None is 1."""
     return _rule("fused_recurrent_gated_delta_rule", True, False, locals())
 
 
@@ -53,7 +54,7 @@ def chunk_kda(q=None, k=None, v=None, g=None, beta=None, scale=None, initial_sta
               return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None,
               use_graph=False, max_num_seqs=None, *, A_log=None, dt_bias=None, chunk_indices=None, chunk_size=64,
               head_first=None, transpose_state_layout=None, query=None, key=None, value=None, **unknown):
-    """(out in q's type, final state or None) of Kimi Delta Attention, one decay per key channel; see the module."""
+    """(out, final state or None) of Kimi Delta Attention, one decay per key channel; see the module."""
     return _rule("chunk_kda", False, True, locals())
 
 
@@ -62,7 +63,7 @@ def fused_recurrent_kda(q=None, k=None, v=None, g=None, beta=None, A_log=None, d
                         use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, state_v_first=False,
                         cu_seqlens=None, *, safe_gate=False, head_first=None, transpose_state_layout=None, query=None,
                         key=None, value=None, **unknown):
-    """`chunk_kda` token by token, out in v's type; g None is no decay, beta None is 1."""
+    """`chunk_kda` token by token; g None is no decay, beta None is 1."""
     return _rule("fused_recurrent_kda", True, True, locals())
 
 
@@ -107,7 +108,7 @@ def _rule(function, recurrent, per_channel, a):
         final = None
     elif state_v_first:
         final = final.transpose(-1, -2).contiguous()
-    return out.to(v.dtype if recurrent else q.dtype), final
+    return out, final
 
 
 def _state_v_first(function, a):
@@ -131,13 +132,14 @@ def _check_hints(a):
 def _gate(function, recurrent, per_channel, a):
     """The log decay: g itself, or what A_log, dt_bias and lower_bound make of it."""
     q, v, g = a["q"], a["v"], a["g"]
-    shape = (*v.shape[:3], q.shape[3]) if per_channel else v.shape[:3]
+    scalar, channels = v.shape[:3], (*v.shape[:3], q.shape[3])
+    shape = channels if per_channel else scalar
     if g is None:
         if recurrent and not a["use_gate_in_kernel"]:
             return torch.zeros(shape)
         raise TypeError(f"{function}() is missing g")
     base.check(g, "g")
-    if g.shape != shape:
+    if g.shape != shape and (a["use_gate_in_kernel"] or g.shape not in (scalar, channels)):
         raise ValueError(f"g must have the shape {tuple(shape)}, got {tuple(g.shape)}")
     A_log, dt_bias, bound = a["A_log"], a["dt_bias"], a.get("lower_bound")
     if not a["use_gate_in_kernel"]:
