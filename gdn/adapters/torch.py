@@ -206,12 +206,16 @@ def rms_norm_gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
 
 def decay_gate(a: torch.Tensor, A: torch.Tensor, dt_bias: torch.Tensor | None = None,
                lower_bound: float | None = None) -> torch.Tensor:
-    """`gdn.decay_gate` in float32: a (..., H) or (..., H, S_k), A (H,) the negative of exp(A_log), dt_bias one per a, or None."""
+    """`gdn.decay_gate` in float32, "bounded" with a lower_bound, else "softplus".
+
+    a (B, T, H) or (B, T, H, S_k); A (H,) the negative of exp(A_log); dt_bias (H,) or (H * S_k,), None for zeros.
+    """
     calls["gdn::decay_gate"] += 1
     if dt_bias is None:
         dt_bias = torch.zeros(a.shape[-2] * a.shape[-1] if a.ndim == 4 else a.shape[-1])
     out = torch.empty(a.shape, dtype=torch.float32)
-    gdn.decay_gate(array(a, "a"), array(A, "A"), array(dt_bias, "dt_bias"), lower_bound=lower_bound, out=out.numpy())
+    gdn.decay_gate(array(a, "a"), array(A, "A"), array(dt_bias, "dt_bias"), out=out.numpy(),
+                   gate="softplus" if lower_bound is None else "bounded", lower_bound=lower_bound)
     return out
 
 
