@@ -12,7 +12,7 @@ PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
 SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h)
 
-.PHONY: demo serve build test test-slow fuzz bench lint debug asm old-cpu docs sdist wheel clean distclean help
+.PHONY: demo serve build test test-slow fuzz bench lint debug asan asm old-cpu docs sdist wheel clean distclean help
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make bench      times against the peers: JSON, a table of ratios, two plots"
 	@echo "make lint       ruff and cython-lint"
 	@echo "make debug      a build with bounds checks and asserts, and the suite against it"
+	@echo "make asan       a build with AddressSanitizer and UBSan, and the suite against it"
 	@echo "make asm        look for register spills in the hot loops of every level"
 	@echo "make old-cpu    the base level under an emulated CPU without AVX (needs qemu-x86_64-static)"
 	@echo "make docs       the documents as a site, in build/site"
@@ -80,6 +81,16 @@ debug: build $(VENV)/.extras-$(EXTRAS)
 	GDN_DEBUG=1 $(PY) setup.py -q build --build-base build/debug --build-lib build/debug/lib build_ext -j$(JOBS)
 	cd build/debug/lib && $(abspath $(PY)) -c 'import gdn; assert gdn.show_config("dicts")["debug"], gdn.__file__'
 	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/debug/lib):$(CURDIR) $(VENV)/bin/pytest -m "not slow" $(ARGS)
+
+# Python itself knows nothing of the sanitizers: their run-time libraries are loaded before it.  Its own leaks are not ours.
+# Torch, the peers and the tests that build or emulate another gdn are left out.
+ASAN_TESTS ?= tests --ignore tests/peers --ignore tests/test_build.py --ignore tests/test_old_cpu.py \
+              --ignore tests/test_transformers.py --ignore tests/test_types.py
+asan: build $(VENV)/.extras-$(EXTRAS)
+	GDN_SANITIZE=address,undefined $(PY) setup.py -q build --build-base build/asan --build-lib build/asan/lib build_ext -j$(JOBS)
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/asan/lib):$(CURDIR) $(PY) -m pytest -m "not slow" $(ASAN_TESTS) $(ARGS)
 
 asm: build
 	$(PY) benchmarks/asm.py $(ARGS)

@@ -12,6 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 DEBUG = os.environ.get("GDN_DEBUG") == "1"          # boundscheck and asserts, for `make debug`
+SANITIZE = os.environ.get("GDN_SANITIZE", "")       # "address,undefined" or "thread", for `make asan` and `make tsan`
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
 # A level's functions are what the source says: `cdef inline` is inlined, anything else a function of its own, so that none
@@ -22,11 +23,14 @@ KERNEL_FLAGS = ["-fno-inline-functions-called-once", "--param=max-completely-pee
 MODULES = ("_tensor", "_core", "_ring")
 HEADERS = [str(path) for folder in ("include", "kernels", "ring") for path in Path("gdn", folder).glob("*.h")]
 BUILD = "build/debug/cython" if DEBUG else "build/cython"     # generated C stays out of the package
+SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
 OPENMP_SOURCE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
 
 
 def extension(name, compile_args=(), **kwargs):
-    flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-DNDEBUG"]
+    flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O1" if SANITIZE else "-O3", "-DNDEBUG"]
+    if SANITIZE:
+        flags += SANITIZE_FLAGS
     # Cython drops const, and int64_t is a long here and a long long there: %lld prints both.
     flags += ["-fno-math-errno", "-Wno-unused-function", "-Wno-discarded-qualifiers", "-Wno-format", *compile_args]
     return Extension(
