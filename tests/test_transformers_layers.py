@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, optional
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layer_cases import run
 from transformers_layers import FAMILIES, FIXED, build, load, ours, recorded, settings_of, theirs
 
 import gdn
+from gdn.adapters import state_dict
 
 
 def compare(family, data):
@@ -60,3 +61,16 @@ def test_every_intermediate(family):
     assert set(trace) == set(expected)
     for name, array in trace.items():
         assert_close(array, expected[name].numpy().reshape(array.shape), f"{family} {name}", 1e-5)
+
+
+@pytest.mark.parametrize("family, wrapper", [("qwen3_5", "Qwen3_5Config"), ("qwen3_5_moe", "Qwen3_5MoeConfig"),
+                                             ("qwen4_exp", "Qwen4ExpConfig"), ("glm5_next", "Glm5NextConfig")])
+def test_configurations_around_the_text_models(family, wrapper):
+    """An object, its dict and the flat fields give one layer."""
+    fields = FIXED[family] | {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2, "vocab_size": 32}
+    mixer, config = build(family, FIXED[family], 5)
+    weights = mixer.state_dict()
+    whole = getattr(optional("transformers"), wrapper)(text_config=fields)
+    expected = state_dict.read_layer(weights, "", config)[1]
+    for form in (whole, whole.to_dict(), {"model_type": family, "text_config": config}, config.to_dict()):
+        assert state_dict.read_layer(weights, "", form)[1] == expected
