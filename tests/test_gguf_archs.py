@@ -245,3 +245,9 @@ def test_inspect_says_why_a_block_cannot_be_run(tmp_path, rng):
     assert "layer 0: kda" in text and "layer 2: kda" in text and "layer 1: kda" not in text
     text = inspect(write(tmp_path, "kimi-linear", rng, bound=-5.0))
     assert text.count("cannot be run: kimi-linear.kda.gate_lower_bound is -5.0") == 3
+    _, tensors = models.model("qwen35", rng)
+    text = inspect(write(tmp_path, "qwen35", rng, change={"ssm_a": -tensors["blk.1.ssm_a"]}))
+    assert "layer 1: cannot be run: tensor blk.1.ssm_a holds" in text
+    whole_numbers = tensors["blk.1.ssm_out.weight"].astype(np.int32)
+    text = inspect(write(tmp_path, "qwen35", rng, change={"ssm_out.weight": whole_numbers}))
+    assert "layer 1: cannot be run: tensor blk.1.ssm_out.weight: " in text and "I32" in text

@@ -3,6 +3,7 @@
 import struct
 import tracemalloc
 
+import gguf_models as models
 import pytest
 from gguf_tools import FORMS, META, random_tensors, write
 
@@ -65,6 +66,21 @@ def test_flipped_bytes_in_the_header(whole, rng):
     tracemalloc.stop()
     assert refused > 100
     assert peak < 16 * len(data) + (8 << 20), f"{peak} bytes allocated for a file of {len(data)}"
+
+
+@pytest.mark.parametrize("arch", ["kimi-k3", "bailingmoe3", "qwen4exp", "kimi-linear"])
+def test_flipped_bytes_in_whole_models(tmp_path, rng, arch):
+    bound = None if arch == "kimi-linear" else -5.0
+    path = models.write(tmp_path / "x.gguf", arch, *models.model(arch, rng, S=16, bound=bound))
+    data = path.read_bytes()
+    keys, header = data.index(b"blk.0."), data.rindex(b"blk.3.") + 60
+    refused = 0
+    for position in (*rng.integers(0, keys, 150), *rng.integers(keys, header, 50)):
+        damaged = bytearray(data)
+        damaged[position] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        refused += not outcome(path)
+    assert refused > 50
 
 
 def key_value(key, type, value):

@@ -230,8 +230,8 @@ class GGUFFile(_Part):
             raise self.error(f"tensor {name} has ne = {list(info.ne)}, expected {list(ne)}")
         return info
 
-    def read(self, name, ne):
-        """The tensor in float32, its shape ``ne`` reversed: rows first."""
+    def row_bytes(self, name, ne):
+        """Bytes of a row of the tensor.  ValueError: its type is unknown, holds no weights, or packs no rows of ne[0]."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -242,11 +242,18 @@ class GGUFFile(_Part):
         block, block_bytes = GGML_QUANT_SIZES[type]
         if ne[0] % block:
             raise self.error(f"tensor {name}: rows of {ne[0]} values, but {type.name} packs {block} in a block")
-        row_bytes = ne[0] // block * block_bytes
-        n_bytes = math.prod(ne[1:]) * row_bytes
-        data = np.frombuffer(bytearray(self.parts[info.part].bytes_at(info.start, n_bytes, name)), np.uint8)
         try:
-            values = dequantize(data.reshape(-1, row_bytes), type)
+            dequantize(np.zeros((1, block_bytes), np.uint8), type)
         except NotImplementedError as error:                   # the package's word for a type it cannot unpack
             raise self.error(f"tensor {name}: {error}") from None
+        return ne[0] // block * block_bytes
+
+    def read(self, name, ne):
+        """The tensor in float32, its shape ``ne`` reversed: rows first.  Errors as of `require` and `row_bytes`."""
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        info, row_bytes = self.require(name, ne), self.row_bytes(name, ne)
+        data = self.parts[info.part].bytes_at(info.start, math.prod(ne[1:]) * row_bytes, name)
+        values = dequantize(np.frombuffer(bytearray(data), np.uint8).reshape(-1, row_bytes), GGMLQuantizationType(info.type))
         return np.ascontiguousarray(values, np.float32).reshape(tuple(ne)[::-1])

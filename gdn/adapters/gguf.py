@@ -72,8 +72,8 @@ def read_layer(path, il, overrides=None):
         if il not in _linear_layers(file):
             raise file.error(f"block {il} is no linear-attention layer; those are {_linear_layers(file)}")
         config, tensors = _layer(file, il, overrides)
-        weights = {key: file.read(*tensor) for key, tensor in tensors.items()}
-        weights["A"] = _decays(file, tensors["A"][0], weights["A"], config)
+        weights = {key: file.read(*tensor) for key, tensor in tensors.items() if key != "A"}
+        weights["A"] = _decays(file, tensors["A"], config)
     names = {name.split(".")[2]: key for key, (name, _) in tensors.items() if key in (*PROJECTIONS, "out")}
     return weight_layouts.flat(weights, config), replace(config, projections=names)
 
@@ -96,6 +96,10 @@ def inspect(path):
         linear, layers, refused = _linear_layers(file), [], {}
         for il in linear:
             try:
+                config, tensors = _layer(file, il, None)
+                for tensor in tensors.values():
+                    file.row_bytes(*tensor)
+                _decays(file, tensors["A"], config)
                 layers.append(_describe(file, il))
             except ValueError as error:
                 refused[il] = str(error).removeprefix(f"{file.path}: ")
@@ -290,13 +294,13 @@ def _padded(file, name, ne):
     return (name, (more,)) if more > ne[0] else (name, ne)
 
 
-def _decays(file, name, A, config):
+def _decays(file, tensor, config):
     """A = -exp(A_log) of the heads, from what the file holds of it."""
     sign = ARCHS[_arch(file)].A_sign
-    A = A[:config.H_v] * np.float32(sign)
+    A = file.read(*tensor)[:config.H_v] * np.float32(sign)
     if not (A <= 0).all():
         meant = "-exp(A_log), none above" if sign > 0 else "exp(A_log), none below"
-        raise file.error(f"tensor {name} holds {sign * A[~(A <= 0)][0]:g}, expected {meant} 0")
+        raise file.error(f"tensor {tensor[0]} holds {sign * A[~(A <= 0)][0]:g}, expected {meant} 0")
     return A
 
 
