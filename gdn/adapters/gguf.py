@@ -103,7 +103,7 @@ def inspect(path):
                 layers.append(_describe(file, il))
             except ValueError as error:
                 refused[il] = str(error).removeprefix(f"{file.path}: ")
-        arch, n_layers = _arch(file), _whole(file, "block_count")
+        arch, blocks = _arch(file), _blocks(file)
     if not linear:
         return f"{path}: {arch}, no linear-attention layers"
     total = sum(layer["state_bytes"] for layer in layers)
@@ -111,13 +111,14 @@ def inspect(path):
     for layer in layers:
         lines.append(PARAGRAPH.format(**layer | {
             "types": ", ".join(layer["types"]), "each": ", ".join(map(" ".join, layer["tensor_types"].items())),
-            "bound": "" if layer["lower_bound"] is None else f" above {layer['lower_bound']:g}",
+            "bound": "" if layer["lower_bound"] is None else f", lower bound {layer['lower_bound']:g}",
             "ranks": ", ".join(f"{gate} {layer[f'{gate}_rank'] or 'full'}" for gate in "fg")}))
         if not layer["keeps_state"]:
             lines.append("    every batch starts from zero, no state is kept")
     lines += [f"layer {il}: cannot be run: {why}" for il, why in refused.items()]
-    if n_layers > len(linear):
-        lines.append(f"the other {n_layers - len(linear)} of {n_layers} blocks are no linear attention: they cannot be run here")
+    if len(blocks) > len(linear):
+        other = ", ".join(str(il) for il in blocks if il not in linear)
+        lines.append(f"layers {other}: cannot be run: no linear attention")
     return "\n".join(lines)
 
 
@@ -175,11 +176,15 @@ def _real(file, name):
     return float(value)
 
 
-def _linear_layers(file):
-    """Blocks that have tensors of linear attention, from the names: cheap whatever count the metadata claims."""
+def _blocks(file, part=""):
+    """Blocks that have tensors whose names begin with ``part``: cheap whatever count the metadata claims."""
     n_layers = _whole(file, "block_count")
-    found = (re.match(r"blk\.([0-9]{1,9})\.ssm_", name) for name in file.tensors)
+    found = (re.match(rf"blk\.([0-9]{{1,9}})\.{part}", name) for name in file.tensors)
     return sorted({int(match[1]) for match in found if match and int(match[1]) < n_layers})
+
+
+def _linear_layers(file):
+    return _blocks(file, "ssm_")
 
 
 def _layer(file, il, overrides):
