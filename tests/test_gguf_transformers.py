@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from gguf_tools import write
 from helpers import assert_close
-from test_transformers_layers import FIELDS
-from transformers_layers import FAMILIES, build, load, ours, theirs
+from transformers_layers import FAMILIES, FIXED, build, load, ours, theirs
 
 import gdn
 
@@ -64,7 +63,7 @@ CASES = [*((family, {}) for family in ARCHS), ("glm5_next", {"linear_lower_bound
 def both(request, tmp_path):
     """(family, the module, its configuration, the layer of its file)."""
     family, fields = request.param
-    mixer, config = build(family, FIELDS[family] | {"rms_norm_eps": 1e-6} | fields, 11)
+    mixer, config = build(family, FIXED[family] | {"rms_norm_eps": 1e-6} | fields, 11)
     cls = gdn.KimiDeltaAttention if FAMILIES[family][3] else gdn.GatedDeltaNet
     path = convert(tmp_path / "x.gguf", family, mixer, config)
     return family, mixer, config, lambda **options: cls.from_gguf(path, 0, **options)
