@@ -12,13 +12,14 @@ PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
 SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h)
 
-.PHONY: demo serve build test test-slow fuzz bench lint debug asan asm old-cpu docs sdist wheel clean distclean help
+.PHONY: demo serve build test test-cluster test-slow fuzz bench lint debug asan asm old-cpu docs sdist wheel clean distclean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       generate text with the small model that ships with the project"
 	@echo "make serve      the same model behind HTTP, PORT=8080: docs/SERVING.md"
 	@echo "make test       the whole suite; EXTRAS=test leaves out the peers and torch"
+	@echo "make test-cluster  the example cluster on a local Ray"
 	@echo "make test-slow  the full grids and sweeps"
 	@echo "make fuzz       random calls, GDN_FUZZ of them, and five times as many spoiled ones"
 	@echo "make bench      times against the peers: JSON, a table of ratios, two plots"
@@ -60,7 +61,10 @@ serve: build $(VENV)/.extras-server
 	PYTHONPATH=examples $(PY) -m server --port $(PORT) $(ARGS)
 
 test: build $(VENV)/.extras-$(EXTRAS)
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest -m "not slow and not cluster" $(ARGS)
+
+test-cluster: build $(VENV)/.extras-$(EXTRAS) $(VENV)/.extras-cluster
+	$(PY) -m pytest -m cluster tests/test_cluster.py $(ARGS)
 
 test-slow: build $(VENV)/.extras-$(EXTRAS)
 	$(PY) -m pytest -m slow $(ARGS)
@@ -80,17 +84,17 @@ lint: $(VENV)/.extras-lint
 debug: build $(VENV)/.extras-$(EXTRAS)
 	GDN_DEBUG=1 $(PY) setup.py -q build --build-base build/debug --build-lib build/debug/lib build_ext -j$(JOBS)
 	cd build/debug/lib && $(abspath $(PY)) -c 'import gdn; assert gdn.show_config("dicts")["debug"], gdn.__file__'
-	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/debug/lib):$(CURDIR) $(VENV)/bin/pytest -m "not slow" $(ARGS)
+	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/debug/lib):$(CURDIR) $(VENV)/bin/pytest -m "not slow and not cluster" $(ARGS)
 
 # Python itself knows nothing of the sanitizers: their run-time libraries are loaded before it.  Its own leaks are not ours.
-# Torch, the peers and the tests that build or emulate another gdn are left out.
+# Torch, the peers, a browser and the tests that build or emulate another gdn are left out.
 ASAN_TESTS ?= tests --ignore tests/peers --ignore tests/test_build.py --ignore tests/test_old_cpu.py \
-              --ignore tests/test_transformers.py --ignore tests/test_types.py
+              --ignore tests/test_transformers.py --ignore tests/test_types.py --ignore tests/test_server_page.py
 asan: build $(VENV)/.extras-$(EXTRAS)
 	GDN_SANITIZE=address,undefined $(PY) setup.py -q build --build-base build/asan --build-lib build/asan/lib build_ext -j$(JOBS)
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/asan/lib):$(CURDIR) $(PY) -m pytest -m "not slow" $(ASAN_TESTS) $(ARGS)
+	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/asan/lib):$(CURDIR) $(PY) -m pytest -m "not slow and not cluster" $(ASAN_TESTS) $(ARGS)
 
 asm: build
 	$(PY) benchmarks/asm.py $(ARGS)

@@ -23,7 +23,7 @@ from server.metrics import Metrics
 from server.model import Model
 from server.prefixes import Prefixes
 from server.requests import Limits, Refused, Request, read
-from server.sequences import Job
+from server.sequences import Job, Saved
 
 import gdn
 
@@ -42,19 +42,21 @@ class Client:
 
     def __init__(self, model, **settings):
         self.engine = Engine(model, Settings(**{**SMALL, **settings}), Metrics(), self.post)
-        self.texts, self.reasons, self.over = {}, {}, {}
+        self.texts, self.reasons, self.over, self.saved = {}, {}, {}, []
 
     def post(self, events):
         for job, event in events:
             if event is None or isinstance(event, Exception):
                 self.over[job] = event
+            elif isinstance(event, Saved):
+                self.saved.append((job, event, self.texts[job, event.index]))
             else:
                 index, out, reason = event
                 self.texts[job, index] = self.texts.get((job, index), b"") + out
                 self.reasons[job, index] = reason
 
-    def submit(self, prompt, max_tokens=40, **fields):
-        return self.engine.submit(Request(prompt, max_tokens, **{"temperature": 0, **fields}), None)
+    def submit(self, prompt, max_tokens=40, resumed=None, **fields):
+        return self.engine.submit(Request(prompt, max_tokens, **{"temperature": 0, **fields}), None, **(resumed or {}))
 
     def turn(self):
         """One turn of the engine's loop, in this thread."""
@@ -196,6 +198,38 @@ def test_what_may_become_a_stop_string_is_held_back():
         if over:
             break
     assert b"".join(sent) == b"xaab" and sent[:4] == [b"x", b"", b"", b""] and s.finish_reason == "stop"
+
+
+def test_texts_go_on_in_another_engine(model):
+    """From every saved state, with some or more of the text that followed it, and from the text alone."""
+    fields = {"temperature": 0.9, "seed": 3}
+    first, prompt = Client(model, save_every=7, n_draft=0, prefix_bytes=0), b"OTHELLO.\n" * 6
+    jobs = [first.submit(prompt, 60, **fields, n=2), first.submit(prompt, 60, temperature=0, stop=(b"the", b"q" * 20))]
+    first.run()
+    assert len(first.saved) >= 16
+    for job, saved, written in first.saved:
+        whole = first.texts[job, saved.index]
+        for state, known in ((saved.data, written), (saved.data, whole[:len(written) + 3]), (None, written)):
+            if len(known) >= len(whole):
+                continue
+            second = Client(model, n_draft=0, prefix_bytes=0)
+            again = second.submit(prompt, 60, {"index": saved.index, "written": known, "state": state},
+                                  temperature=job.request.temperature, seed=job.request.seed, stop=job.request.stop)
+            second.run()
+            assert known + second.texts[again, saved.index] == whole
+            assert second.reasons[again, saved.index] == first.reasons[job, saved.index]
+    assert jobs
+
+
+def test_a_state_that_is_none_is_refused(model):
+    client = Client(model, save_every=5, n_draft=0, prefix_bytes=0)
+    client.submit(b"OTHELLO.\n", 30)
+    client.run()
+    late = client.saved[-1][1].data
+    jobs = [client.submit(b"OTHELLO.\n", 30, {"state": data}) for data in (b"", late[:-9], b"x" + late[1:], late)]
+    good = client.submit(b"OTHELLO.\n", 30)
+    client.run()
+    assert all(isinstance(client.over[job], ValueError) for job in jobs) and client.over[good] is None
 
 
 def test_a_step_that_fails_fails_its_requests_only(model):

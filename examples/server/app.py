@@ -18,35 +18,18 @@ from starlette.routing import Route
 
 from server import requests
 from server.engine import Engine
+from server.inbox import GONE, Inbox
 from server.metrics import Metrics
 from server.requests import MODEL, Limits, Refused
 
-GONE = object()                   # an event: the client has left
 BODY_SECONDS = 10.0               # for a body to arrive
-
-
-class Inbox:
-    """Events of one request, from the engine's thread by way of the loop; those that wait come together."""
-
-    def __init__(self):
-        self.events, self.filled = [], asyncio.Event()
-
-    def put(self, event):
-        self.events.append(event)
-        self.filled.set()
-
-    async def get(self):
-        await self.filled.wait()
-        self.filled.clear()
-        events, self.events = self.events, []
-        return events
 
 
 class Completion:
     """One request: its job, its texts so far, and whether the client is still there."""
 
-    def __init__(self, engine, wanted, receive):
-        self.engine, self.wanted, self.inbox = engine, wanted, Inbox()
+    def __init__(self, engine, metrics, wanted, receive):
+        self.engine, self.metrics, self.wanted, self.inbox = engine, metrics, wanted, Inbox()
         self.id, self.created, self.began = f"cmpl-{secrets.token_hex(12)}", int(time.time()), time.perf_counter()
         self.job = engine.submit(wanted, self.inbox.put)
         self.decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(wanted.n)]
@@ -79,7 +62,7 @@ class Completion:
                     index, out, reason = event
                     raw[index], reasons[index] = raw.get(index, b"") + out, reason
             if raw and self.began is not None:
-                self.engine.metrics.first_token_seconds.observe(time.perf_counter() - self.began)
+                self.metrics.first_token_seconds.observe(time.perf_counter() - self.began)
                 self.began = None
             if raw:
                 yield [(i, self.decoders[i].decode(out, final=reasons[i] is not None), reasons[i]) for i, out in raw.items()]
@@ -165,22 +148,31 @@ async def read_body(request, limit):
     return bytes(body)
 
 
-def create_app(model, settings, limits=Limits(), hosts=("127.0.0.1", "localhost")):  # noqa: B008
-    metrics = Metrics()
+@contextlib.asynccontextmanager
+async def local_engine(model, settings, metrics):
+    """An engine in a thread of this process, whose events come to the loop."""
+    loop = asyncio.get_running_loop()
 
     def dispatch(events):
         for job, event in events:
             job.deliver(event)
 
+    engine = Engine(model, settings, metrics, lambda events: loop.call_soon_threadsafe(dispatch, events))
+    engine.start()
+    yield engine
+    await asyncio.to_thread(engine.stop)
+
+
+def create_app(open_engine, timeout, limits=Limits(), hosts=("127.0.0.1", "localhost")):  # noqa: B008
+    """open_engine(metrics): a context that gives an engine; timeout: seconds that it gives a request."""
+    metrics = Metrics()
+
     @contextlib.asynccontextmanager
     async def lifespan(app):
-        loop = asyncio.get_running_loop()
-        engine = Engine(model, settings, metrics, lambda events: loop.call_soon_threadsafe(dispatch, events))
-        metrics.watch(engine)
-        app.state.engine = engine
-        engine.start()
-        yield
-        await asyncio.to_thread(engine.stop)
+        async with open_engine(metrics) as engine:
+            metrics.watch(engine.gauges())
+            app.state.engine = engine
+            yield
 
     async def completions(request):
         try:
@@ -191,16 +183,16 @@ def create_app(model, settings, limits=Limits(), hosts=("127.0.0.1", "localhost"
             raise Refused(408, "body_timeout", f"no whole body within {BODY_SECONDS:g} s",
                           headers={"Connection": "close"}) from None
         wanted = requests.read(body, limits, lambda: secrets.randbits(63))
-        completion = Completion(app.state.engine, wanted, request.receive)
+        completion = Completion(app.state.engine, metrics, wanted, request.receive)
         if wanted.stream:
-            return Stream(completion, settings.timeout + 10)
+            return Stream(completion, timeout + 10)
         try:
             return await completion.whole()
         finally:
             completion.close()
 
     async def health(request):
-        alive = app.state.engine.thread.is_alive()
+        alive = app.state.engine.is_alive
         return JSONResponse({"status": "ok" if alive else "engine stopped", "model": MODEL}, 200 if alive else 503)
 
     async def show_metrics(request):

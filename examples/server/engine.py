@@ -17,7 +17,7 @@ import gdn
 from server import sampling
 from server.prefixes import Prefixes
 from server.requests import Refused
-from server.sequences import Job
+from server.sequences import Job, Saved
 from server.states import States
 
 
@@ -31,6 +31,7 @@ class Settings:
     max_queue: int = 256             # requests that wait for a slot at most
     prefix_bytes: int = 256 << 20    # of ring for the states of prefixes; 0 turns them off
     timeout: float = 120.0           # seconds of a request, waiting included
+    save_every: int = 0              # tokens after which a text's state is posted, for another engine; 0 never
 
 
 class Engine:
@@ -40,7 +41,8 @@ class Engine:
         if settings.step_tokens < settings.n_active + settings.draft_tokens + settings.piece:
             raise ValueError(f"step_tokens = {settings.step_tokens} must hold n_active + draft_tokens + piece")
         self.model, self.settings, self.metrics, self.post = model, settings, metrics, post
-        self.states = States(model.layers, settings.n_active, settings.prefix_bytes, settings.n_draft)
+        n_rollback = max(settings.n_draft, int(settings.prefix_bytes > 0))      # the state before a prompt's last token is kept
+        self.states = States(model.layers, settings.n_active, settings.prefix_bytes, n_rollback)
         self.ring = self.states.ring
         self.prefixes = Prefixes(self.states.n_kept, self.ring.release)
         self.queue = collections.deque()       # Jobs that wait; the lock's
@@ -56,11 +58,11 @@ class Engine:
     def start(self):
         self.thread.start()
 
-    def submit(self, request, deliver):
-        """Queue a request, whose Job it returns; Refused (429) when the queue is full."""
+    def submit(self, request, deliver, **resumed):
+        """Queue a request, whose Job it returns; Refused (429) when the queue is full.  resumed: see Job."""
         if request.n > self.settings.n_active:
             raise Refused(400, "invalid_value", f"n: there are {self.settings.n_active} slots", "n")
-        job = Job(request, deliver, self.settings.timeout, self.settings.n_draft)
+        job = Job(request, deliver, self.settings.timeout, self.settings.n_draft, **resumed)
         with self.wake:
             if self.stopping:
                 raise Refused(503, "shutting_down", "the server is shutting down")
@@ -78,9 +80,22 @@ class Engine:
             job.cancelled = True
             self.wake.notify()
 
+    def gauges(self):
+        """What /metrics tells of an engine: (name, text, function)."""
+        return [
+            ("slots", "texts that can be written at once", lambda: self.states.n_active),
+            ("slots_busy", "texts being written", lambda: len(self.running)),
+            ("slots_reading", "of them, those whose prompt is being read",
+             lambda: sum(s.n_waiting > 1 for s in list(self.running))),
+            ("queue", "requests waiting", lambda: len(self.queue)),
+            ("ring_free", "free slots of the ring, kept prefixes not counted", lambda: self.ring.n_free),
+            ("prefixes", "states of prefixes kept", lambda: len(self.prefixes)),
+            ("prefix_bytes", "of ring that they take", lambda: len(self.prefixes) * self.states.slot_nbytes),
+        ]
+
     @property
-    def n_reading(self):
-        return sum(s.n_waiting > 1 for s in list(self.running))
+    def is_alive(self):
+        return self.thread.is_alive()
 
     def stop(self, timeout=10.0):
         """End what runs and the thread."""
@@ -155,17 +170,29 @@ class Engine:
                 return
             with self.wake:
                 self.queue.popleft()
-            first = job.sequences[0]
+            try:
+                self._place(job, job.sequences[0])
+            except ValueError as error:
+                self._end(job, "failed")
+                self.events.append((job, error))
+
+    def _place(self, job, first):
+        if job.state is not None:
+            first.seq_id, first.n_seen = self.states.load(job.state)
+            job.state = None
+            if first.n_waiting < 1:
+                raise ValueError(f"the state has seen {first.n_seen} tokens, the text has {len(first.text)}")
+        else:
             n, kept = self.prefixes.find(first.text[:-1])       # the last token must run: its logits are needed
             first.seq_id = self.states.acquire() if kept is None else self.states.copy(kept)
             first.n_seen = job.n_cached = n
             self.metrics.prefix_hits.inc(kept is not None)
             self.metrics.prefix_tokens.inc(n)
-            self.running.append(first)
+        self.running.append(first)
 
     def _promised(self):
         """Slots for the choices of running requests that begin when the prompt has been read."""
-        return sum(s.request.n - 1 for s in self.running if s.index == 0 and not s.n_output)
+        return sum(s.request.n - 1 for s in self.running if s is s.job.sequences[0] and not s.n_output)
 
     def _plan(self):
         """[(sequence, tokens to run, drafts), ...] of the next step."""
@@ -216,7 +243,7 @@ class Engine:
             if s.n_waiting:
                 continue
             chosen, at = tokens[at:at + len(drafts) + 1], at + len(drafts) + 1
-            siblings = s.job.sequences[1:] if s.n_output == 0 and s.index == 0 else ()
+            siblings = s.job.sequences[1:] if s.n_output == 0 and s is s.job.sequences[0] else ()
             for other in siblings:
                 self._begin_sibling(s, other, logits[at - 1:at])
                 n_output += other.n_output
@@ -260,6 +287,10 @@ class Engine:
         out, job = s.unsent(), s.job
         if out or s.finish_reason:
             self.events.append((job, (s.index, out, s.finish_reason)))
+        every = self.settings.save_every
+        if every and not s.finish_reason and len(s.text) - s.n_saved >= every and s.n_sent == len(s.text):
+            s.n_saved = len(s.text)
+            self.events.append((job, Saved(s.index, self.states.save(s.seq_id))))
         if s.finish_reason:
             self.running.remove(s)
             self._keep(s)

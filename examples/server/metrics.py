@@ -24,16 +24,7 @@ class Metrics:
         self.step_seconds = histogram("step", "seconds of a step")
         self.first_token_seconds = histogram("first_token", "seconds from request to first token")
 
-    def watch(self, engine):
-        """Gauges that ask the engine when they are read."""
-        states = engine.states
-        for name, text, read in [
-            ("slots", "texts that can be written at once", lambda: states.n_active),
-            ("slots_busy", "texts being written", lambda: len(engine.running)),
-            ("slots_reading", "of them, those whose prompt is being read", lambda: engine.n_reading),
-            ("queue", "requests waiting", lambda: len(engine.queue)),
-            ("ring_free", "free slots of the ring, kept prefixes not counted", lambda: engine.ring.n_free),
-            ("prefixes", "states of prefixes kept", lambda: len(engine.prefixes)),
-            ("prefix_bytes", "of ring that they take", lambda: len(engine.prefixes) * states.slot_nbytes),
-        ]:
+    def watch(self, gauges):
+        """Gauges [(name, text, function), ...] that are asked when they are read."""
+        for name, text, read in gauges:
             Gauge(f"gdn_{name}", text, registry=self.registry).set_function(read)

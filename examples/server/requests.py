@@ -23,6 +23,9 @@ class Refused(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.param, self.headers = status, code, message, param, headers
 
+    def __reduce__(self):
+        return Refused, (self.status, self.code, self.message, self.param, self.headers)
+
     def json(self):
         kind = "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -22,9 +22,9 @@ class Noise:
 
     def __call__(self, position, n):
         """Rows of positions position .. position + n - 1; a position never smaller than the last call's."""
-        self.rows, self.first = self.rows[position - self.first:], position
-        while len(self.rows) < n:
+        while self.first + len(self.rows) < position + n:
             self.rows = np.concatenate([self.rows, self.rng.gumbel(size=(self.BLOCK, self.rows.shape[1]))])
+        self.rows, self.first = self.rows[position - self.first:], position
         return self.rows[:n]
 
 

@@ -1,6 +1,7 @@
 """One text that is being written: what is in it, what may be sent, when it is over."""
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,11 +13,11 @@ from server.sampling import Noise
 class Sequence:
     """Choice `index` of a request: prompt and output, of which the state in the ring has seen the first n_seen."""
 
-    def __init__(self, job, index, n_draft):
+    def __init__(self, job, index, n_draft, written=b""):
         request = job.request
         self.job, self.index, self.request = job, index, request
-        self.text, self.n_prompt = bytearray(request.prompt), len(request.prompt)
-        self.seq_id, self.n_seen, self.n_sent = None, 0, self.n_prompt
+        self.text, self.n_prompt = bytearray(request.prompt + written), len(request.prompt)
+        self.seq_id, self.n_seen, self.n_sent, self.n_saved = None, 0, len(self.text), len(self.text)
         self.end = self.n_prompt + request.max_tokens      # where the output is over at the latest
         self.noise = Noise(request.seed, index, N_VOCAB)
         self.drafting = DraftLength(n_draft)
@@ -72,16 +73,26 @@ class Sequence:
         return 0
 
 
+@dataclass(frozen=True)
+class Saved:
+    """An event: the state of a choice, all of whose output that it has seen came in events before."""
+    index: int
+    data: bytes
+
+
 class Job:
     """A request on its way through the engine; deliver(event) is for whoever forwards what the engine posts.
 
     Events: (index, bytes, finish_reason or None) for a choice, then None when all are over; or an exception, the last.
+    To go on with a text that another engine began, `written` is its output so far and `state` (or None) bytes of ring.save
+    of a sequence that has seen a part of prompt and output, not all; that engine's `Saved` events have them.
     """
 
-    def __init__(self, request, deliver, timeout, n_draft):
+    def __init__(self, request, deliver, timeout, n_draft, index=0, written=b"", state=None):
         self.request, self.deliver = request, deliver
         self.deadline = time.monotonic() + timeout
-        self.sequences = [Sequence(self, i, n_draft) for i in range(request.n)]
+        self.sequences = [Sequence(self, index + i, n_draft, written) for i in range(request.n)]
+        self.state = state
         self.n_cached = 0                                   # tokens of the prompt that a kept state had seen
         self.cancelled = False
 

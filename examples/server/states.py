@@ -8,9 +8,8 @@ import gdn
 class States:
     """n_active sequences that run, and n_kept that wait as prefixes, in one ring."""
 
-    def __init__(self, layers, n_active, prefix_bytes, n_draft):
+    def __init__(self, layers, n_active, prefix_bytes, n_rollback):
         extents = {"n_layers": len(layers), **layers[0].extents}
-        n_rollback = max(n_draft, int(prefix_bytes > 0))        # the state before a prompt's last token is kept
         nbytes = [gdn.StateRing.nbytes_for(n, n_rollback, **extents) for n in (1, 2)]
         self.slot_nbytes = nbytes[1] - nbytes[0]
         self.n_active, self.n_kept = n_active, prefix_bytes // self.slot_nbytes
@@ -28,6 +27,16 @@ class States:
         new_id = self.new_id()
         self.ring.copy(seq_id, new_id)
         return new_id
+
+    def save(self, seq_id):
+        """Bytes that another ring of the same layers loads."""
+        return self.ring.save(seq_id)
+
+    def load(self, data):
+        """(id, tokens it has seen) of a sequence from `save`; ValueError if the bytes are none."""
+        seq_id = self.new_id()
+        self.ring.load(seq_id, data)
+        return seq_id, self.ring.position(seq_id)
 
     def run(self, model, tokens, batch, rows, forks):
         """One step of `batch`: (logits at `rows`, ids of the forks).

@@ -1,0 +1,1 @@
+"""The server's engine on several machines, with Ray: see docs/SERVING.md."""
