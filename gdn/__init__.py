@@ -3,6 +3,7 @@
 from gdn import reference
 from gdn._config import get_include, show_config
 from gdn._core import (
+    TokenLog,
     capi,
     causal_conv1d,
     causal_conv1d_inplace,

@@ -2,7 +2,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 class _DLPack(Protocol):
     def __dlpack__(self, *, stream: Any = ..., max_version: Any = ...) -> Any: ...
@@ -16,6 +16,23 @@ _Mode = Literal["auto", "chunked", "recurrent"]
 _L2Form = Literal["sum", "max"]
 
 capi: int
+
+@disjoint_base
+class TokenLog:
+    def __init__(self, k: _Data, d: _Data, g: _Data, x: _Data | None = None) -> None: ...
+    @staticmethod
+    def allocate(n_entries: int, *, H_k: int, H_v: int, S_k: int, S_v: int, per_channel: bool = False,
+                 channels: int = 0) -> TokenLog: ...
+    @property
+    def k(self) -> _F32: ...
+    @property
+    def d(self) -> _F32: ...
+    @property
+    def g(self) -> _F32: ...
+    @property
+    def x(self) -> _F32 | None: ...
+    @property
+    def n_entries(self) -> int: ...
 
 @overload
 def gated_delta_net(
@@ -34,13 +51,17 @@ def gated_delta_net_inplace(
     q: _Data, k: _Data, v: _Data, g: _Data, beta: _Data, cache: _Data, rows_in: ArrayLike,
     rows_out: ArrayLike | None = None, *, scale: float | None = None, head_map: _HeadMap = None, mode: _Mode = "auto",
     cu_seqlens: ArrayLike | None = None, qk_l2norm: bool = False, l2_eps: float = 1e-6, l2_form: _L2Form = "sum",
-    beta_logit: bool = False, out: None = None, n_threads: int | None = None) -> _F32: ...
+    beta_logit: bool = False, out: None = None, n_threads: int | None = None,
+    log: TokenLog | None = None, log_in: ArrayLike | None = None, log_out: ArrayLike | None = None,
+    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None) -> _F32: ...
 @overload
 def gated_delta_net_inplace(
     q: _Data, k: _Data, v: _Data, g: _Data, beta: _Data, cache: _Data, rows_in: ArrayLike,
     rows_out: ArrayLike | None = None, *, scale: float | None = None, head_map: _HeadMap = None, mode: _Mode = "auto",
     cu_seqlens: ArrayLike | None = None, qk_l2norm: bool = False, l2_eps: float = 1e-6, l2_form: _L2Form = "sum",
-    beta_logit: bool = False, out: _Out, n_threads: int | None = None) -> _Out: ...
+    beta_logit: bool = False, out: _Out, n_threads: int | None = None,
+    log: TokenLog | None = None, log_in: ArrayLike | None = None, log_out: ArrayLike | None = None,
+    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None) -> _Out: ...
 @overload
 def causal_conv1d(
     x: _Data, weight: _Data, bias: _Data | None = None, state: _Data | None = None, *,
@@ -55,12 +76,16 @@ def causal_conv1d(
 def causal_conv1d_inplace(
     x: _Data, weight: _Data, bias: _Data | None, cache: _Data, rows_in: ArrayLike, rows_out: ArrayLike | None = None, *,
     activation: Literal["silu"] | None = "silu", cu_seqlens: ArrayLike | None = None, out: None = None,
-    n_threads: int | None = None) -> _F32: ...
+    n_threads: int | None = None,
+    log: TokenLog | None = None, log_in: ArrayLike | None = None, log_out: ArrayLike | None = None,
+    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None) -> _F32: ...
 @overload
 def causal_conv1d_inplace(
     x: _Data, weight: _Data, bias: _Data | None, cache: _Data, rows_in: ArrayLike, rows_out: ArrayLike | None = None, *,
     activation: Literal["silu"] | None = "silu", cu_seqlens: ArrayLike | None = None, out: _Out,
-    n_threads: int | None = None) -> _Out: ...
+    n_threads: int | None = None,
+    log: TokenLog | None = None, log_in: ArrayLike | None = None, log_out: ArrayLike | None = None,
+    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None) -> _Out: ...
 @overload
 def l2_norm(x: _Data, eps: float = 1e-6, *, form: _L2Form = "sum", out: None = None,
             n_threads: int | None = None) -> _F32: ...

@@ -11,7 +11,7 @@ from cython.parallel cimport parallel
 from libc.math cimport isfinite, sqrtf
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
-from numpy cimport NPY_INT64, PyArray_DATA, PyArray_ISCARRAY_RO, PyArray_TYPE, ndarray
+from numpy cimport NPY_INT64, PyArray_DATA, PyArray_ISCARRAY_RO, PyArray_ISWRITEABLE, PyArray_TYPE, ndarray
 
 from gdn._c cimport *
 from gdn._checked cimport span_of
@@ -27,6 +27,7 @@ include "core/threads.pxi"
 include "core/scratch.pxi"
 include "core/cache_rows.pxi"
 include "core/states.pxi"
+include "core/log.pxi"
 include "core/delta.pxi"
 include "core/conv.pxi"
 include "core/rowwise.pxi"

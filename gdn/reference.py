@@ -1,4 +1,4 @@
-"""Float64 numpy truth for the gated delta rule: the recurrence and its chunked form, no tricks.
+"""Float64 numpy truth for the gated delta rule: the recurrence, its chunked form and token logs, no tricks.
 
 Arrays are in numpy order: q, k (n_seqs, n_tokens, H_k, S_k); v (n_seqs, n_tokens, H_v, S_v);
 g (n_seqs, n_tokens, H_v) for the scalar gate or (n_seqs, n_tokens, H_v, S_k) per key channel;
@@ -11,7 +11,7 @@ Sources: arXiv 2412.06464 (Gated DeltaNet), arXiv 2510.26692 (Kimi Delta Attenti
 
 import numpy as np
 
-__all__ = ["chunked", "head_index", "l2_norm", "recurrent", "sigmoid", "softplus"]
+__all__ = ["chunked", "head_index", "l2_norm", "recurrent", "replay", "sigmoid", "softplus"]
 
 
 def sigmoid(x):
@@ -58,22 +58,45 @@ def _prepare(q, k, v, g, beta, state, scale, head_map, qk_l2norm, l2_eps, l2_for
 
 
 def recurrent(q, k, v, g, beta, state=None, *, scale=None, head_map="tiled", qk_l2norm=False, l2_eps=1e-6,
-              l2_form="sum", beta_logit=False, states=None):
+              l2_form="sum", beta_logit=False, states=None, deltas=None, parents=None):
     """The recurrence, token by token.  Returns (out, state) in float64.
 
-    ``states``: a list that receives a copy of the state (n_seqs, H_v, S_v, S_k) after every token.
+    ``states``: a list that receives a copy of the state (n_seqs, H_v, S_v, S_k) after every token; ``deltas``: one that
+    receives d (n_seqs, H_v, S_v) of every token, which with k and g is its entry in a token log.
+    ``parents`` (n_seqs, n_tokens): the token that each one continues, -1 = the initial state; None: the one before it.
+    The state returned is that of the last token.
     """
     q, k, v, g, beta, S, scale = _prepare(q, k, v, g, beta, state, scale, head_map, qk_l2norm, l2_eps, l2_form,
                                           beta_logit)
-    out = np.zeros(v.shape)
+    out, after = np.zeros(v.shape), [S]                   # after[t + 1]: the states after token t, where a tree needs them
     for t in range(v.shape[1]):
+        if parents is not None:
+            S = np.stack([after[p + 1][i] for i, p in enumerate(np.asarray(parents)[:, t])])
         S = np.exp(g[:, t])[..., None] * S                                   # decay first
         d = beta[:, t][..., None] * (v[:, t] - np.einsum("nhiv,nhi->nhv", S, k[:, t]))
         S = S + k[:, t][..., None] * d[..., None, :]                         # delta rule
         out[:, t] = scale * np.einsum("nhiv,nhi->nhv", S, q[:, t])
         if states is not None:
             states.append(np.swapaxes(S, -1, -2).copy())
+        if deltas is not None:
+            deltas.append(d)
+        if parents is not None:
+            after.append(S)
     return out, np.swapaxes(S, -1, -2)
+
+
+def replay(state, k, d, g, *, head_map="tiled"):
+    """The states after 0, 1, ... n entries of a token log, (n + 1, H_v, S_v, S_k) in float64: S <- exp(g) S + k d^T.
+
+    state (H_v, S_v, S_k); k (n, H_k, S_k) as the rule used it, d (n, H_v, S_v), g (n, H_v) or (n, H_v, S_k).
+    """
+    state, k, d, g = (np.asarray(x, np.float64) for x in (state, k, d, g))
+    k = k[:, head_index(k.shape[1], d.shape[1], head_map)]
+    states = [state]
+    a = np.exp(g if g.ndim == 3 else g[..., None])
+    for k_t, d_t, a_t in zip(k, d, a, strict=True):
+        states.append(a_t[:, None] * states[-1] + d_t[..., None] * k_t[:, None])
+    return np.stack(states)
 
 
 def chunked(q, k, v, g, beta, state=None, *, chunk=32, scale=None, head_map="tiled", qk_l2norm=False, l2_eps=1e-6,

@@ -73,14 +73,9 @@ cdef gdn_status refuse_given(const error_buffer *error, const char *name, bint g
     return fail(error, GDN_ERR_VALUE, "%s is given, this library cannot use it", name) if given else GDN_OK
 
 
-cdef gdn_status refuse_log(const state_call *c) noexcept nogil:
+cdef gdn_status refuse_rounding(const state_call *c) noexcept nogil:
     cdef const gdn_call *a = c.args
-    return (refuse_given(&c.error, "log_in", a.log_in != NULL) or refuse_given(&c.error, "n_log_in", a.n_log_in != 0)
-            or refuse_given(&c.error, "log_out", a.log_out != NULL) or refuse_given(&c.error, "n_log_out", a.n_log_out != 0)
-            or refuse_given(&c.error, "parents", a.parents != NULL)
-            or refuse_given(&c.error, "checkpoints", a.checkpoints != NULL)
-            or refuse_given(&c.error, "n_checkpoints", a.n_checkpoints != 0)
-            or refuse_given(&c.error, "rounding", a.rounding != 0) or refuse_given(&c.error, "reserved", a.reserved != 0)
+    return (refuse_given(&c.error, "rounding", a.rounding != 0) or refuse_given(&c.error, "reserved", a.reserved != 0)
             or refuse_given(&c.error, "seed", a.seed != 0))
 
 
@@ -137,9 +132,24 @@ cdef inline int64_t row_in(const state_call *c, int64_t i) noexcept nogil:
     return i if c.args.rows_in == NULL else c.args.rows_in[i]
 
 
+cdef inline bint keeps_nothing(const gdn_call *a) noexcept nogil:
+    """Whether a call without rows_out has a log or a tree: then no snapshot is kept."""
+    return a.log_in != NULL or a.log_out != NULL or a.parents != NULL
+
+
+cdef inline int64_t entries_of(const gdn_call *a, int64_t i) noexcept nogil:
+    """Entries of the log that sequence i stands on."""
+    cdef int64_t n = 0
+    while a.log_in != NULL and n < a.n_log_in and a.log_in[i * a.n_log_in + n] >= 0:
+        n += 1
+    return n
+
+
 cdef inline int64_t row_out(const state_call *c, int64_t i, int64_t snapshot) noexcept nogil:
     """Row of snapshot s of sequence i; -1 where there is none or the snapshot does not exist."""
     if c.state_out.data == NULL or (snapshot > 0 and snapshot >= sequence_length(c, i)):
+        return -1
+    if c.args.rows_out == NULL and keeps_nothing(c.args):
         return -1
     return snapshot * c.args.n_seqs + i if c.args.rows_out == NULL else c.args.rows_out[i * c.args.n_snapshots + snapshot]
 
@@ -147,7 +157,7 @@ cdef inline int64_t row_out(const state_call *c, int64_t i, int64_t snapshot) no
 cdef gdn_status check_rows(const state_call *c) noexcept nogil:
     """Packed lengths, rows in range, no row written twice."""
     cdef const gdn_call *a = c.args
-    cdef gdn_status status = refuse_log(c) or check_lengths(c)
+    cdef gdn_status status = refuse_rounding(c) or check_lengths(c)
     cdef int64_t n_in = c.state.ne[3], n_out = c.state_out.ne[3]
     cdef int64_t i
     if status != GDN_OK:
@@ -164,6 +174,8 @@ cdef gdn_status check_rows(const state_call *c) noexcept nogil:
     if c.state_out.data == NULL:
         return GDN_OK
     if a.rows_out == NULL:
+        if keeps_nothing(a):
+            return GDN_OK
         if a.n_snapshots > 1 and a.snapshot_nb != 0 and a.rows_in != NULL and c.state.data == c.state_out.data:
             return fail(&c.error, GDN_ERR_VALUE, "snapshot_nb names no rows: a cache with rows_in needs rows_out")
         if a.n_snapshots > 1 and a.snapshot_nb & 3:
@@ -236,31 +248,46 @@ cdef struct row_window:
     uint64_t written[WORDS]
 
 
+cdef void open_window(row_window *w, int64_t lowest, int64_t highest) noexcept nogil:
+    """An empty window from the lowest row on."""
+    w.first = lowest
+    w.stop = lowest + min(<int64_t>WINDOW, highest - lowest + 1)
+    w.twice = -1
+    memset(w.written, 0, ((w.stop - w.first + 63) >> 6) * sizeof(uint64_t))
+
+
+cdef inline void mark_row(row_window *w, int64_t row) noexcept nogil:
+    cdef uint64_t bit
+    if w.first <= row < w.stop:
+        bit = <uint64_t>1 << ((row - w.first) & 63)
+        if w.written[(row - w.first) >> 6] & bit:
+            w.twice = row
+        w.written[(row - w.first) >> 6] |= bit
+
+
 cdef bint next_window(const state_call *c, row_window *w) noexcept nogil:
     """The window from the lowest written row at or after w.stop on; False if there is none."""
     cdef const gdn_call *a = c.args
     cdef int64_t i, snapshot, row, lowest = INT64_MAX, highest = -1
-    cdef uint64_t bit
     for i in range(a.n_seqs):
         for snapshot in range(a.n_snapshots):
             row = row_out(c, i, snapshot)
             if row >= w.stop:
                 lowest = min(lowest, row)
                 highest = max(highest, row)
+    for i in range(a.n_checkpoints):
+        row = a.checkpoints[3 * i + 2]
+        if row >= w.stop:
+            lowest = min(lowest, row)
+            highest = max(highest, row)
     if highest < 0:
         return False
-    w.first = lowest
-    w.stop = lowest + min(<int64_t>WINDOW, highest - lowest + 1)
-    w.twice = -1
-    memset(w.written, 0, ((w.stop - w.first + 63) >> 6) * sizeof(uint64_t))
+    open_window(w, lowest, highest)
     for i in range(a.n_seqs):
         for snapshot in range(a.n_snapshots):
-            row = row_out(c, i, snapshot)
-            if w.first <= row < w.stop:
-                bit = <uint64_t>1 << ((row - w.first) & 63)
-                if w.written[(row - w.first) >> 6] & bit:
-                    w.twice = row
-                w.written[(row - w.first) >> 6] |= bit
+            mark_row(w, row_out(c, i, snapshot))
+    for i in range(a.n_checkpoints):
+        mark_row(w, a.checkpoints[3 * i + 2])
     return True
 
 
@@ -274,7 +301,8 @@ cdef gdn_status check_written_once(const state_call *c) noexcept nogil:
     w.stop = 0
     while next_window(c, &w):
         if w.twice >= 0:
-            return fail(&c.error, GDN_ERR_TWICE, "rows_out: row %lld is written twice", w.twice)
+            return fail(&c.error, GDN_ERR_TWICE, "rows_out%s: row %lld is written twice",
+                        ", checkpoints" if c.args.n_checkpoints > 0 else "", w.twice)
     return GDN_OK
 
 
@@ -282,9 +310,12 @@ cdef gdn_status check_written_once(const state_call *c) noexcept nogil:
 
 cdef bint is_own(const state_call *c, int64_t i, int64_t row) noexcept nogil:
     """Whether sequence i itself writes the row."""
-    cdef int64_t snapshot
+    cdef int64_t snapshot, i_checkpoint
     for snapshot in range(c.args.n_snapshots):
         if row_out(c, i, snapshot) == row:
+            return True
+    for i_checkpoint in range(c.args.n_checkpoints):
+        if c.args.checkpoints[3 * i_checkpoint] == i and c.args.checkpoints[3 * i_checkpoint + 2] == row:
             return True
     return False
 
@@ -294,7 +325,8 @@ cdef int64_t stage_conflicts(const state_call *c, float *staged, gdn_state_rows 
     cdef const gdn_call *a = c.args
     cdef row_window w
     cdef int64_t i, row, n = 0
-    if c.state.data == NULL or c.state.data != c.state_out.data or (a.rows_in == NULL and a.rows_out == NULL):
+    cdef bint rows_given = a.rows_in != NULL or a.rows_out != NULL or a.n_checkpoints > 0
+    if c.state.data == NULL or c.state.data != c.state_out.data or not rows_given:
         return 0
     w.stop = 0
     while next_window(c, &w):
@@ -315,7 +347,10 @@ cdef inline int64_t row_elements(const state_call *c) noexcept nogil:
 
 
 cdef size_t tables_size(const state_call *c) noexcept nogil:
-    return round_up_64(c.args.n_seqs * (2 + c.args.n_snapshots) * sizeof(void *))
+    """Bytes of the address tables: of rows, and of checkpoints."""
+    cdef const gdn_call *a = c.args
+    return round_up_64(a.n_seqs * (2 + a.n_snapshots) * sizeof(void *) + (a.n_seqs + 2) * sizeof(int64_t)
+                       + a.n_checkpoints * sizeof(gdn_checkpoint))
 
 
 cdef inline size_t round_up_64(size_t n) noexcept nogil:
@@ -348,7 +383,28 @@ cdef void resolve_rows(state_call *c, char *scratch, gdn_state_rows *rows) noexc
             else:
                 target += row * c.state_out.nb[3]
             rows.state_out[i * a.n_snapshots + snapshot] = NULL if row < 0 else target
+    resolve_checkpoints(c, scratch + a.n_seqs * (2 + a.n_snapshots) * sizeof(void *), rows)
     stage_conflicts(c, <float *>(scratch + tables_size(c)), rows)
+
+
+cdef void resolve_checkpoints(const state_call *c, char *scratch, gdn_state_rows *rows) noexcept nogil:
+    """Checkpoints sorted by sequence, and where each sequence's begin."""
+    cdef const gdn_call *a = c.args
+    cdef int64_t *first = <int64_t *>scratch
+    cdef gdn_checkpoint *sorted_ = <gdn_checkpoint *>(first + a.n_seqs + 2)
+    cdef gdn_checkpoint *target
+    cdef int64_t i
+    memset(first, 0, (a.n_seqs + 2) * sizeof(int64_t))
+    for i in range(a.n_checkpoints):                     # first[i + 2]: how many sequence i has, then where i + 1 begins
+        first[a.checkpoints[3 * i] + 2] += 1
+    for i in range(a.n_seqs):
+        first[i + 2] += first[i + 1]
+    for i in range(a.n_checkpoints):                     # first[i + 1] goes from where sequence i begins to its end
+        target = sorted_ + first[a.checkpoints[3 * i] + 1]
+        first[a.checkpoints[3 * i] + 1] += 1
+        target.n = a.checkpoints[3 * i + 1]
+        target.row = <char *>c.state_out.data + a.checkpoints[3 * i + 2] * c.state_out.nb[3]
+    rows.checkpoint_first, rows.checkpoints = first, sorted_
 
 
 cdef void stage(const state_call *c, float *target, const char *row) noexcept nogil:

@@ -13,7 +13,7 @@ cdef gdn_status check_conv(const gdn_conv_args *a, state_call *c, bint in_place)
             or (check_tensor(error, "bias", &a.bias, channels, 1, 1, 1, False) if a.bias.data != NULL else GDN_OK)
             or check_tensor(error, "out", &a.out, channels, n_tokens, n_batch, 1, True)
             or check_states(c, width - 1, channels, 1, in_place)
-            or refuse_given(error, "log_x", a.log_x.data != NULL))
+            or check_log_tensor(c, "log_x", &a.log_x, channels, a.log_x.ne[1], 1))
 
 
 cdef void rows_last(gdn_tensor *t) noexcept nogil:
@@ -34,9 +34,11 @@ cdef gdn_status plan_conv(const void *args, state_call *c, bint in_place) noexce
     begin_call(c, &a.call, a.x.ne[1], a.x.ne[2])
     rows_last(&c.state)
     rows_last(&c.state_out)
-    status = check_conv(a, c, in_place) or check_rows(c)
+    status = check_conv(a, c, in_place) or check_rows(c) or check_lists(c, "log_x", a.log_x.data != NULL, a.log_x.ne[1])
     if status != GDN_OK:
         return status
+    job.has_lists = has_lists(&a.call)
+    job.tree_tokens = 0 if a.call.parents == NULL else longest_sequence(a.call.cu_seqlens, a.call.n_seqs, a.x.ne[1])
     job.args = a
     job.channels = a.x.ne[0]
     job.width = a.weight.ne[0]
@@ -117,8 +119,15 @@ def causal_conv1d(x, weight, bias=None, state=None, *, activation="silu", snapsh
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
 
 
+cdef int fill_conv_log(gdn_conv_args *a, CallArrays arrays, TokenLog log) except -1:
+    if log.x is None:
+        raise ValueError("log has no x, the convolution's inputs")
+    return fill_log_tensor(log.x, "x", arrays, &a.log_x)
+
+
 def causal_conv1d_inplace(x, weight, bias, cache, rows_in, rows_out=None, *, activation="silu", cu_seqlens=None,
-                          out=None, n_threads=None):
+                          out=None, n_threads=None, log=None, log_in=None, log_out=None, parents=None,
+                          checkpoints=None):
     """:func:`causal_conv1d` on rows of a window cache, in place; returns out.
 
     cache       (n_rows, channels, width - 1) float32, any strides, written in place
@@ -126,13 +135,19 @@ def causal_conv1d_inplace(x, weight, bias, cache, rows_in, rows_out=None, *, act
     rows_out    (n_seqs,) or (n_seqs, K): where slot s, the window s tokens before the end, goes; -1 = nowhere; slots
                 older than their sequence leave their row untouched.  Default: rows_in.
 
-    Works as if every row of rows_in were read before any row is written.  Raises IndexError for a row outside the
-    cache, ValueError for a row written twice, and what causal_conv1d raises, before anything is written.
+    log, log_in, log_out, parents, checkpoints    as in :func:`gated_delta_net_inplace`, on the log's x: a token's window
+                is its last width - 1 ancestors, the log's entries, and before them the row's window
+
+    Works as if every row of rows_in were read before any row is written.  Raises IndexError for a row or an entry out of
+    range, ValueError for one named twice, and what causal_conv1d raises, before anything is written.
     """
     cdef gdn_conv_args a
     cdef CallArrays arrays = CallArrays()
     memset(&a, 0, sizeof(a))
     fill_conv(&a, arrays, x, weight, bias, activation, cu_seqlens, out, n_threads)
-    fill_cache(&a.call, arrays, cache, 3, rows_in, rows_out)
+    fill_cache(&a.call, arrays, cache, 3, rows_in, rows_out, log is not None or parents is not None)
+    fill_log(&a.call, arrays, log, log_in, log_out, parents, checkpoints, a.x.ne[1])
+    if log is not None:
+        fill_conv_log(&a, arrays, log)
     call_on_states(plan_conv, &a, arrays, True)
     return arrays.out if out is None else out

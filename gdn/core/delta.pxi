@@ -24,8 +24,9 @@ cdef gdn_status check_delta(const gdn_delta_net_args *a, state_call *c, bint in_
             or check_tensor(error, "beta", &a.beta, 1, job.H_v, n_tokens, n_batch, False)
             or check_tensor(error, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
             or check_states(c, job.S_k, job.S_v, job.H_v, in_place)
-            or refuse_given(error, "log_k", a.log_k.data != NULL) or refuse_given(error, "log_d", a.log_d.data != NULL)
-            or refuse_given(error, "log_g", a.log_g.data != NULL))
+            or check_log_tensor(c, "log_k", &a.log_k, job.S_k, job.H_k, a.log_k.ne[2])
+            or check_log_tensor(c, "log_d", &a.log_d, job.S_v, job.H_v, a.log_k.ne[2])
+            or check_log_tensor(c, "log_g", &a.log_g, a.g.ne[0], job.H_v, a.log_k.ne[2]))
 
 
 cdef gdn_status check_delta_options(const gdn_delta_net_args *a, const gdn_delta_job *job,
@@ -64,9 +65,11 @@ cdef gdn_status plan_delta(const void *args, state_call *c, bint in_place) noexc
         return status
     a = <const gdn_delta_net_args *>args
     begin_call(c, &a.call, a.q.ne[2], a.q.ne[3])
-    status = check_delta(a, c, in_place) or check_rows(c)
+    status = check_delta(a, c, in_place) or check_rows(c) or check_lists(
+        c, "log_k, log_d or log_g", a.log_k.data != NULL and a.log_d.data != NULL and a.log_g.data != NULL, a.log_k.ne[2])
     if status != GDN_OK:
         return status
+    job.has_lists, job.n_entries = has_lists(&a.call), most_entries(&a.call)
     level.delta_plan(job)
     n_items = job.n_seqs * job.n_groups
     n_updates = <double>(a.q.ne[2] * a.q.ne[3]) * job.H_v * job.S_k * job.S_v
@@ -208,9 +211,19 @@ def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, 
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
 
 
+cdef int fill_delta_log(gdn_delta_net_args *a, CallArrays arrays, TokenLog log) except -1:
+    fill_log_tensor(log.k, "k", arrays, &a.log_k)
+    fill_log_tensor(log.d, "d", arrays, &a.log_d)
+    fill_log_tensor(log.g, "g", arrays, &a.log_g)
+    if log.g.ndim == 2:
+        add_unit_axis(&a.log_g)
+    return 0
+
+
 def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, scale=None, head_map=None,
                             mode="auto", cu_seqlens=None, qk_l2norm=False, l2_eps=1e-6, l2_form="sum",
-                            beta_logit=False, out=None, n_threads=None):
+                            beta_logit=False, out=None, n_threads=None, log=None, log_in=None, log_out=None,
+                            parents=None, checkpoints=None):
     """The gated delta rule on rows of a state cache, in place: gather, reset, update, snapshots and scatter in one.
 
     q, k, v, g, beta, out and the options are those of :func:`gated_delta_net`; returns out.
@@ -221,15 +234,29 @@ def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, 
     rows_out    (n_seqs,) or (n_seqs, K): the row where slot s, the state s tokens before the end, goes; -1 = nowhere.
                 A slot older than its sequence leaves its row untouched.  Default: rows_in.
 
+    log         a :class:`TokenLog`, whose entries stand for states that were never written
+    log_in      (n_seqs, any number) integers: entries on top of the row in rows_in, oldest first, -1 behind the last.
+                The sequence stands at row + entries, with row -1 at zeros + entries.
+    log_out     (n_seqs, at least the longest length) integers: where token t's entry goes, -1 = nowhere.  No entry is
+                read or written twice, or both.  With a log rows_out's default is nowhere: nothing but entries is written.
+    parents     (n_seqs, n_tokens), packed (n_tokens,) integers: a tree; index within the sequence's tokens of the one that
+                this token continues, smaller than its own, -1 = where the sequence stands.  A token sees its ancestors
+                alone.  Then nothing goes to rows_out, and checkpoints are at n <= 0.
+    checkpoints (sequence, n, row) each, (any number, 3): the state of a sequence after n tokens of this call also goes to
+                row; -(its entries) <= n <= its length, so that n < 0 folds the oldest entries into a state.
+
     Works as if every row of rows_in were read before any row is written: forks, swaps and rollback groups need no
-    care.  Raises IndexError for a row outside the cache, ValueError for a row written twice, and what
-    gated_delta_net raises, before anything is written.
+    care.  Raises IndexError for a row, an entry or a sequence out of range, ValueError for a row or an entry named
+    twice and for lists that mean nothing, and what gated_delta_net raises, before anything is written.
     """
     cdef gdn_delta_net_args a
     cdef CallArrays arrays = CallArrays()
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
-    fill_cache(&a.call, arrays, cache, 4, rows_in, rows_out)
+    fill_cache(&a.call, arrays, cache, 4, rows_in, rows_out, log is not None or parents is not None)
+    fill_log(&a.call, arrays, log, log_in, log_out, parents, checkpoints, a.q.ne[2])
+    if log is not None:
+        fill_delta_log(&a, arrays, log)
     call_on_states(plan_delta, &a, arrays, True)
     return arrays.out if out is None else out

@@ -8,6 +8,11 @@ cdef class CallArrays:
     cdef str x_name               # of the input that out may be
     cdef ndarray x
     cdef tuple inputs             # the others, for check_overlap
+    cdef ndarray log_in, log_out, parents, checkpoints
+    cdef tuple log_tensors        # of a log that is written
+
+    def __cinit__(self):
+        self.log_tensors = ()
 
 
 cdef int call_on_states(plan_fn plan, const void *args, CallArrays arrays, bint in_place) except -1:
@@ -52,10 +57,12 @@ cdef int fill_states(gdn_call *c, CallArrays arrays, state, state_out, snapshots
     return 0
 
 
-cdef int fill_cache(gdn_call *c, CallArrays arrays, cache, int ndim, rows_in, rows_out) except -1:
-    """The cache of a call in place and its rows."""
+cdef int fill_cache(gdn_call *c, CallArrays arrays, cache, int ndim, rows_in, rows_out, bint keeps_none) except -1:
+    """The cache of a call in place and its rows; keeps_none: without rows_out nothing is kept, else rows_in's rows."""
     cdef ndarray x = fit(cache, "cache", ndim, True)
     to_c(x, &c.state)
+    if rows_out is None and keeps_none:
+        rows_out = np.full(c.n_seqs, -1, np.int64)
     fill_rows(c, arrays, rows_argument(rows_in, "rows_in", c.n_seqs, 1),
               None if rows_out is None else rows_argument(rows_out, "rows_out", c.n_seqs, 2))
     c.state_out, arrays.state, arrays.state_out = c.state, x, x
@@ -74,8 +81,13 @@ cdef int check_outputs(CallArrays c, bint in_place) except -1:
     """No output overlaps anything, but out may be exactly x and the new state exactly the old."""
     cdef str state = "cache" if in_place else "state"
     cdef tuple inputs = c.inputs + (("cu_seqlens", c.cu_seqlens, False), ("rows_in", c.rows_in, False),
-                                    ("rows_out", c.rows_out, False))
+                                    ("rows_out", c.rows_out, False), ("log_in", c.log_in, False),
+                                    ("log_out", c.log_out, False), ("parents", c.parents, False),
+                                    ("checkpoints", c.checkpoints, False))
     check_overlap("out", c.out, inputs)
+    for name, x, _ in c.log_tensors:               # what is written of a log overlaps nothing else
+        check_overlap(name, x, inputs + ((c.x_name, c.x, False), (state, c.state, False), ("out", c.out, False)))
+        inputs += ((name, x, False),)
     check_overlap("out", c.out, ((c.x_name, c.x, True), (state, c.state, False)))
     if c.state_out is not None:
         state_out = "cache" if in_place else "state_out"
@@ -121,7 +133,7 @@ cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):
     return x
 
 
-cdef int64_t longest_sequence(const int64_t *cu_seqlens, int64_t n_seqs, int64_t n_tokens) noexcept:
+cdef int64_t longest_sequence(const int64_t *cu_seqlens, int64_t n_seqs, int64_t n_tokens) noexcept nogil:
     """Lengths that are not checked yet: at most n_tokens."""
     cdef int64_t i, longest = 0
     if cu_seqlens == NULL:

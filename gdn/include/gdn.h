@@ -104,16 +104,28 @@ enum {
  * may be forked or permuted; a row written twice is GDN_ERR_TWICE.
  * Thread safety: concurrent calls may share a cache as long as no row is written by one and touched by another.
  *
- * The token log.  The tensors log_* of the arguments hold entries, one a token; lists of indices say which are read and
- * written, as rows_in and rows_out do for states.  All of it may be zero: no log.
+ * The token log.  A token changes a state by a decay and one outer product: S <- exp(g) S + k d^T.  The tensors log_* of the
+ * arguments hold such entries, one a token; lists of indices say which are read and written, as rows_in and rows_out do for
+ * states, so that a token can be taken back by forgetting its entry, and no state is written for it.  All of it may be
+ * zero: no log.  Data NULL of a log tensor is no log.
  *
- *   log_in     n_seqs * n_log_in: the entries [i][j] on top of the row sequence i starts from, oldest first, -1 behind the last
- *   log_out    n_seqs * n_log_out: where the entry of token t of sequence i goes, [i][t], -1 = nowhere
- *   parents    one for each token, in the arrays' order: index within the sequence's tokens of the one it continues,
- *              -1 = where the sequence stands
- *   checkpoints    n_checkpoints * 3, each (i, n, row): the state of sequence i after n tokens of this call goes to row too
+ *   log_in     n_seqs * n_log_in: the entries [i][j] on top of the row sequence i starts from, oldest first, -1 behind the last.
+ *              The sequence stands at row + entries; with row -1, at zeros + entries
+ *   log_out    n_seqs * n_log_out, n_log_out at least the longest length: where the entry of token t of sequence i goes, [i][t],
+ *              -1 = nowhere; what stands behind a sequence's length is not used.  No entry is read or written twice, or both
+ *              (GDN_ERR_TWICE)
+ *   parents    one for each token, in the arrays' order: index within the sequence's tokens of the one it continues, smaller
+ *              than its own, -1 = where the sequence stands.  A token sees its ancestors alone.  rows_out then names no row,
+ *              and checkpoints are at n <= 0
+ *   checkpoints    n_checkpoints * 3, each (i, n, row): the state of sequence i after n tokens of this call goes to row of
+ *              state_out too; -(its entries) <= n <= its length, so that n < 0 is a state of the log alone: its oldest
+ *              entries folded into a row, which the next call names in rows_in.  No row is written twice, here or by rows_out
+ *   rows_out   NULL with log_in, log_out or parents keeps no snapshot
  *
- * This library has no kernels for the log and for stochastic rounding: anything but zero there is GDN_ERR_VALUE. */
+ * A sequence without tokens keeps its log, and its snapshots and checkpoints are written.  causal_conv1d takes the same lists:
+ * a token's window is its last width-1 ancestors, the log's x among them, and the row's window before those.
+ *
+ * There are no kernels for stochastic rounding: anything but zero in rounding and seed is GDN_ERR_VALUE. */
 typedef struct gdn_call {
     gdn_tensor state, state_out;
     int64_t  n_seqs;

@@ -9,15 +9,19 @@ cdef enum:
 
 cdef struct conv_buffers:        # a worker's scratch
     int64_t ld                   # channels of a part, whole vectors
-    float *history               # [width - 1][ld] inputs before the next token, oldest first
+    float *history               # [width - 1][ld] inputs before the next token, oldest first; at first those of the row
     float *weight                # [width][ld]
     float *bias                  # [ld]
     vf *window                   # [2 * width], for widths without a kernel of their own
+    vf *tokens                   # [tree_tokens] inputs of a tree
 
 cdef struct conv_work_item:
     const gdn_conv_job *job
     int64_t seq, batch, start, n_tokens
     int64_t channel, n_channels
+    int64_t n_entries            # of the log that the sequence stands on: log_in[0..n_entries)
+    const int64_t *log_in
+    const int64_t *log_out       # [n_tokens] entries of the tokens, NULL if none are kept
     conv_buffers buf
 
 
@@ -31,6 +35,7 @@ cdef size_t carve_conv_buffers(conv_buffers *buf, const gdn_conv_job *job, char 
     buf.weight = carve(&at, job.width * buf.ld)
     buf.bias = carve(&at, buf.ld)
     buf.window = <vf *>carve(&at, 2 * job.width * VL)
+    buf.tokens = <vf *>carve(&at, job.tree_tokens * VL)
     return at.used
 
 
@@ -45,7 +50,12 @@ cdef void conv_item(const void *job, int64_t i, void *scratch) noexcept nogil:
     conv_place(&item, <const gdn_conv_job *>job, i)
     conv_load(&item)
     conv_keep(&item)             # before any output: out may be x, and state_out the state
-    conv_run(&item)
+    if item.n_entries > 0:
+        conv_skip_log(&item)
+    if item.job.args.call.parents != NULL:
+        conv_tree(&item)
+    else:
+        conv_run(&item)
 
 
 cdef void conv_place(conv_work_item *item, const gdn_conv_job *job, int64_t i) noexcept nogil:
@@ -57,6 +67,19 @@ cdef void conv_place(conv_work_item *item, const gdn_conv_job *job, int64_t i) n
     item.batch = 0 if cu_seqlens != NULL else item.seq
     item.start = cu_seqlens[item.seq] if cu_seqlens != NULL else 0
     item.n_tokens = cu_seqlens[item.seq + 1] - item.start if cu_seqlens != NULL else job.args.x.ne[1]
+    conv_place_log(item, &job.args.call)
+
+
+cdef void conv_place_log(conv_work_item *item, const gdn_call *call) noexcept nogil:
+    """The sequence's lists."""
+    item.log_in = item.log_out = NULL
+    item.n_entries = 0
+    if call.log_in != NULL:
+        item.log_in = call.log_in + item.seq * call.n_log_in
+        while item.n_entries < call.n_log_in and item.log_in[item.n_entries] >= 0:
+            item.n_entries += 1
+    if call.log_out != NULL:
+        item.log_out = call.log_out + item.seq * call.n_log_out
 
 
 cdef void conv_load(conv_work_item *item) noexcept nogil:
@@ -113,35 +136,61 @@ cdef inline char *token_at(const conv_work_item *item, const gdn_tensor *x, int6
 
 
 cdef inline const char *input_at(const conv_work_item *item, int64_t t, int64_t *nb) noexcept nogil:
-    """This part's channels of token t, t < 0: a carried one; nb: bytes between them."""
-    nb[0] = 4 if t < 0 else item.job.args.x.nb[0]
-    if t < 0:
-        return <const char *>(item.buf.history + (t + item.job.width - 1) * item.buf.ld)
-    return token_at(item, &item.job.args.x, t)
+    """This part's channels of token t, t < 0: the log's, and before its oldest entry the row's; nb: bytes between them."""
+    if t >= 0:
+        nb[0] = item.job.args.x.nb[0]
+        return token_at(item, &item.job.args.x, t)
+    if t >= -item.n_entries:
+        nb[0] = item.job.args.log_x.nb[0]
+        return entry_at(item, item.log_in[t + item.n_entries])
+    nb[0] = 4
+    return <const char *>(item.buf.history + (t + item.n_entries + item.job.width - 1) * item.buf.ld)
+
+
+cdef inline char *entry_at(const conv_work_item *item, int64_t entry) noexcept nogil:
+    """This part's channels of an entry of the log."""
+    cdef const gdn_tensor *x = &item.job.args.log_x
+    return <char *>x.data + item.channel * x.nb[0] + entry * x.nb[1]
 
 
 cdef void conv_keep(const conv_work_item *item) noexcept nogil:
-    """Snapshot s: the last width - 1 inputs as of s tokens before the end."""
-    cdef const int64_t *nb = item.job.args.call.state_out.nb
-    cdef int64_t n = item.job.width - 1, s, first, p, c, src_nb
-    cdef char *row
-    cdef const char *src
+    """Windows to snapshots and checkpoints, inputs to the log."""
+    cdef const gdn_state_rows *rows = &item.job.rows
+    cdef int64_t s, t, i, c
+    cdef char *entry
     for s in range(item.job.n_snapshots):
-        row = item.job.rows.state_out[item.seq * item.job.n_snapshots + s]
-        if row == NULL:
-            continue
-        row += item.channel * nb[1]
-        first = item.n_tokens - s - n
-        if interleaved(nb, n) and item.job.args.x.nb[0] == 4:
-            if n == 4:
-                keep_interleaved(item, <float *>row, first, 4)
-            else:
-                keep_interleaved(item, <float *>row, first, 3)
-            continue
-        for p in range(n):
-            src = input_at(item, first + p, &src_nb)
-            for c in range(item.n_channels):
-                (<float *>(row + p * nb[0] + c * nb[1]))[0] = at(src + c * src_nb)
+        keep_window(item, rows.state_out[item.seq * item.job.n_snapshots + s], item.n_tokens - s)
+    if not item.job.has_lists:
+        return
+    for i in range(rows.checkpoint_first[item.seq], rows.checkpoint_first[item.seq + 1]):
+        keep_window(item, rows.checkpoints[i].row, rows.checkpoints[i].n)
+    if item.log_out != NULL:
+        for t in range(item.n_tokens):
+            if item.log_out[t] >= 0:
+                entry = entry_at(item, item.log_out[t])
+                for c in range(item.n_channels):
+                    (<float *>(entry + c * item.job.args.log_x.nb[0]))[0] = at(
+                        token_at(item, &item.job.args.x, t) + c * item.job.args.x.nb[0])
+
+
+cdef void keep_window(const conv_work_item *item, char *row, int64_t stop) noexcept nogil:
+    """The last width - 1 inputs before token `stop`; row NULL is nowhere."""
+    cdef const int64_t *nb = item.job.args.call.state_out.nb
+    cdef int64_t n = item.job.width - 1, first = stop - n, p, c, src_nb
+    cdef const char *src
+    if row == NULL:
+        return
+    row += item.channel * nb[1]
+    if interleaved(nb, n) and item.job.args.x.nb[0] == 4 and (item.n_entries == 0 or item.job.args.log_x.nb[0] == 4):
+        if n == 4:
+            keep_interleaved(item, <float *>row, first, 4)
+        else:
+            keep_interleaved(item, <float *>row, first, 3)
+        return
+    for p in range(n):
+        src = input_at(item, first + p, &src_nb)
+        for c in range(item.n_channels):
+            (<float *>(row + p * nb[0] + c * nb[1]))[0] = at(src + c * src_nb)
 
 
 cdef inline void keep_interleaved(const conv_work_item *item, float *row, int64_t first, const int n) noexcept nogil:
@@ -161,6 +210,39 @@ cdef inline void keep_interleaved(const conv_work_item *item, float *row, int64_
         for p in range(n):
             row[n * c + p] = x[p][c]
         c += 1
+
+
+cdef void conv_skip_log(conv_work_item *item) noexcept nogil:
+    """The history from before the log to behind it."""
+    cdef int64_t n = item.job.width - 1, p, nb
+    cdef const char *src
+    for p in range(n):                       # ascending: what is read of the old history lies ahead
+        src = input_at(item, p - n, &nb)
+        pack_row(item.buf.history + p * item.buf.ld, src, nb, item.n_channels, item.buf.ld)
+
+
+cdef void conv_tree(conv_work_item *item) noexcept nogil:
+    """Tokens whose window is their last width - 1 ancestors, then what is before the tree."""
+    cdef const gdn_conv_args *args = item.job.args
+    cdef const int64_t *parents = args.call.parents + item.batch * args.x.ne[1] + item.start
+    cdef int64_t width = item.job.width, c, t, p, j, lanes
+    cdef vf *window = item.buf.window
+    cdef vf y
+    for c from 0 <= c < item.n_channels by VL:
+        lanes = min(<int64_t>VL, item.n_channels - c)
+        for t in range(item.n_tokens):
+            item.buf.tokens[t] = lanes_load(token_at(item, &args.x, t) + c * args.x.nb[0], args.x.nb[0], lanes)
+        for t in range(item.n_tokens):
+            j = t
+            for p in range(width - 1, -1, -1):
+                window[p] = item.buf.tokens[j] if j >= 0 else v_load(item.buf.history + (j + width - 1) * item.buf.ld + c)
+                j = parents[j] if j >= 0 else j - 1
+            y = v_load(item.buf.bias + c)
+            for p in range(width):
+                y += v_load(item.buf.weight + p * item.buf.ld + c) * window[p]
+            if args.activation == GDN_ACT_SILU:
+                y = v_silu(y)
+            lanes_store(token_at(item, &args.out, t) + c * args.out.nb[0], args.out.nb[0], y, lanes)
 
 
 cdef void conv_run(conv_work_item *item) noexcept nogil:

@@ -4,7 +4,7 @@
 #
 # Decays between tokens are running products of exp(g_t); nothing is ever exp of a difference.
 #
-# Needs: simd.pxi, tile.pxi (block_vector), pairs.pxi (pairs_of_row).
+# Needs: simd.pxi, tile.pxi (block_vector), pairs.pxi (pairs_of_token).
 
 
 cdef struct gated_rows:          # scratch; the per-channel gate alone has the last two
@@ -105,4 +105,4 @@ cdef void prepare_channels(operands *op, const gated_rows *rows, const float *q,
         op.e[i] = 1
         op.scale_e[i] = scale
         op.to_end[i] = 1
-        pairs_of_row(op.A + i * PAIR_LD, op.P + i * PAIR_LD, q, k, rows.a, i, op.beta[i], scale, ld, True)
+        pairs_of_token(op.A + i * PAIR_LD, op.P + i * PAIR_LD, q, k, rows.a, i, op.beta[i], scale, ld, True)

@@ -1,11 +1,10 @@
 # A work item of the delta rule: one sequence, one group of value heads, one part of their columns.
 #
 # A sequence runs in up to two stretches: chunked, then token by token.  A snapshot must be the state that was there,
-# so the last tokens whose states are kept run token by token, whatever the mode.
+# so the last tokens whose states are kept run token by token, whatever the mode.  Calls with a token log, a tree or
+# checkpoints go another way.
 #
-# Needs: simd.pxi, pack.pxi, tile.pxi (pack_blocks), pairs.pxi (pair_products), decay.pxi (operands, prepare_scalar,
-# prepare_channels), chunked.pxi (chunk_panel_wide, chunk_panel_narrow), recurrent.pxi (token, rows_step, columns_step),
-# item.pxi.
+# Needs: simd.pxi, item.pxi, stretches.pxi (run_chunked, run_recurrent), log.pxi (log_item), level.pxd (gdn_delta_job).
 
 
 cdef size_t delta_scratch(const gdn_delta_job *job) noexcept nogil:
@@ -17,6 +16,8 @@ cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
     """How a checked call runs on this level: where recurrent turns into chunked, heads to an item.  A state
     of one key channel never runs chunked: where all keys are one direction, a chunk's sums cancel to the few numbers
     there are, and its products cost more than they save."""
+    cdef const int64_t *cu_seqlens = job.args.call.cu_seqlens
+    cdef int64_t i, n
     if job.args.mode == GDN_MODE_RECURRENT or job.S_k == 1:
         job.chunked_from = INT64_MAX
     elif job.args.mode == GDN_MODE_CHUNKED:
@@ -24,6 +25,12 @@ cdef void delta_plan(gdn_delta_job *job) noexcept nogil:
     else:
         job.chunked_from = CHUNKED_FROM
     job.part_unit = NV * VL
+    job.few_tokens = 0
+    if job.has_lists:
+        for i in range(job.n_seqs):
+            n = job.args.q.ne[2] if cu_seqlens == NULL else cu_seqlens[i + 1] - cu_seqlens[i]
+            if few_rows_take(job, n):
+                job.few_tokens = max(job.few_tokens, n)
     # Packing a key is shared by its value heads, but of single tokens it costs less than leaving their order in memory.
     job.n_groups = job.H_v if job.single_tokens else job.H_k
 
@@ -34,6 +41,9 @@ cdef void delta_item(const void *job, int64_t i, void *scratch) noexcept nogil:
     cdef int order
     carve_delta_buffers(&item.buf, <const gdn_delta_job *>job, <char *>scratch)
     place_item(&item, <const gdn_delta_job *>job, i)
+    if item.job.has_lists:
+        log_item(&item)
+        return
     if item.n_tokens == 0:
         for m in range(item.n_heads):
             pass_state_on(&item, m)
@@ -45,247 +55,7 @@ cdef void delta_item(const void *job, int64_t i, void *scratch) noexcept nogil:
         for m in range(item.n_heads):
             load_head(&item, m)
     if n_chunked > 0:
-        run_chunked(&item, n_chunked)
+        run_chunked(&item, 0, n_chunked, CHUNK_MAX)
         for m in range(item.n_heads):
             keep_head(&item, m, n_chunked - 1)
     run_recurrent(&item, n_chunked, order)
-
-
-# ---- the chunked stretch ---------------------------------------------------------------------------------------
-
-cdef void run_chunked(delta_work_item *item, int64_t n_tokens) noexcept nogil:
-    """Tokens [0, n_tokens) of every head on the packed states, [n_heads][state_size], a chunk of CHUNK_MAX at a time."""
-    cdef operands op
-    cdef int64_t t0, m
-    op.S_k = item.job.S_k
-    op.ld = item.buf.ld
-    op.state_rows = item.buf.state_rows
-    op.k_in = item.buf.rows.k_in
-    op.q_in = item.buf.rows.q_in
-    op.k_out = item.buf.rows.k_out if item.job.per_channel else item.buf.k
-    op.whole = item.buf.whole
-    op.part = item.buf.part
-    op.X = item.buf.X
-    op.X_end = item.buf.X_end
-    for t0 from 0 <= t0 < n_tokens by CHUNK_MAX:
-        op.n = min(<int64_t>CHUNK_MAX, n_tokens - t0)
-        load_keys(item, t0, op.n)
-        if not item.job.per_channel:
-            pack_blocks(item.buf.rows.k_in, item.buf.k, op.n, item.buf.ld)
-            pack_blocks(item.buf.rows.q_in, item.buf.q, op.n, item.buf.ld)
-            pair_products(item.buf.KK, item.buf.QK, item.buf.q, item.buf.k, item.buf.ld, op.n)
-        for m in range(item.n_heads):
-            prepare_head(item, &op, value_head(item, m), t0)
-            chunk_head(item, &op, m, t0)
-
-
-cdef void prepare_head(delta_work_item *item, operands *op, int64_t head, int64_t t0) noexcept nogil:
-    """What the gate of a value head does to the chunk from token t0 on, whose keys are packed."""
-    cdef const gdn_tensor *g = &item.job.args.g
-    cdef float g_scalar[PAIR_LD]
-    cdef int64_t i
-    load_scalars(item, op.beta, g_scalar, head, t0, op.n)
-    if item.job.per_channel:
-        for i in range(op.n):
-            pack_row(item.buf.rows.a + i * item.buf.ld, row_of(item, g, head, t0 + i), g.nb[0], item.job.S_k, item.buf.ld)
-        prepare_channels(op, &item.buf.rows, item.buf.q, item.buf.k, item.job.scale)
-    else:
-        prepare_scalar(op, g_scalar, item.buf.KK, item.buf.QK, item.job.scale)
-
-
-cdef inline void fetch_ahead(const delta_work_item *item, int64_t m, int64_t t_first, int64_t t_stop) noexcept nogil:
-    """What value head m reads and writes at tokens [t_first, t_stop), towards the cache; q and k with the first head."""
-    cdef const gdn_delta_net_args *args = item.job.args
-    cdef int64_t head = value_head(item, m), n = min(t_stop, item.n_tokens) - t_first
-    if m == 0:
-        fetch_rows(row_of(item, &args.q, item.key_head, t_first), args.q.nb[2], n, item.job.S_k)
-        fetch_rows(row_of(item, &args.k, item.key_head, t_first), args.k.nb[2], n, item.job.S_k)
-    if item.job.per_channel:
-        fetch_rows(row_of(item, &args.g, head, t_first), args.g.nb[2], n, item.job.S_k)
-    fetch_rows(columns_of(item, &args.v, head, t_first), args.v.nb[2], n, item.n_columns)
-    fetch_rows(columns_of(item, &args.out, head, t_first), args.out.nb[2], n, item.n_columns)
-
-
-cdef inline void fetch_rows(const char *row, int64_t nb, int64_t n_rows, int64_t n) noexcept nogil:
-    cdef int64_t i
-    for i in range(n_rows):
-        v_prefetch(<const float *>(row + i * nb), n)
-
-
-cdef void chunk_head(delta_work_item *item, const operands *op, int64_t m, int64_t t0) noexcept nogil:
-    """All panels of one head's chunk.  v and out are used where they lie if their rows are whole vectors.  While a panel
-    computes, its share of the next chunk's rows is on the way."""
-    cdef const gdn_tensor *v = &item.job.args.v
-    cdef const gdn_tensor *out = &item.job.args.out
-    cdef int64_t head = value_head(item, m), i, j
-    cdef int64_t n_panels = (item.n_columns + NV * VL - 1) // (NV * VL)
-    cdef int64_t share = (CHUNK_MAX + n_panels - 1) // n_panels, t_ahead = t0 + CHUNK_MAX
-    cdef bint whole = item.n_columns % VL == 0
-    cdef char *v_0 = columns_of(item, v, head, t0)
-    cdef char *out_0 = columns_of(item, out, head, t0)
-    cdef bint direct_v = whole and v.nb[0] == 4, direct_out = whole and out.nb[0] == 4
-    cdef const float *v_rows = <const float *>v_0 if direct_v else item.buf.v
-    cdef float *out_rows = <float *>out_0 if direct_out else item.buf.out
-    cdef int64_t v_ld = v.nb[2] // 4 if direct_v else item.buf.columns_ld
-    cdef int64_t out_ld = out.nb[2] // 4 if direct_out else item.buf.columns_ld
-    cdef float *state = item.buf.states + m * item.buf.state_size
-    if not direct_v:
-        for i in range(op.n):
-            pack_row(item.buf.v + i * item.buf.columns_ld, v_0 + i * v.nb[2], v.nb[0], item.n_columns, item.buf.columns_ld)
-    for j from 0 <= j < item.n_columns by NV * VL:
-        fetch_ahead(item, m, t_ahead, t_ahead + share)
-        t_ahead += share
-        if item.n_columns - j > VL:
-            chunk_panel_wide(op, state, v_rows + j, v_ld, out_rows + j, out_ld)
-        else:
-            chunk_panel_narrow(op, state, v_rows + j, v_ld, out_rows + j, out_ld)
-        state += item.buf.state_rows * NV * VL
-    if not direct_out:
-        for i in range(op.n):
-            unpack_row(out_0 + i * out.nb[2], out.nb[0], item.buf.out + i * item.buf.columns_ld, item.n_columns)
-
-
-# ---- the token-by-token stretch --------------------------------------------------------------------------------
-
-cdef void run_recurrent(delta_work_item *item, int64_t t_first, int order) noexcept nogil:
-    """Tokens [t_first, n_tokens) of every head, TOKENS at a time: q, k packed to [n][ld], v and out where they lie or
-    [n][columns_ld].  order: PANELS on the packed states [n_heads][state_size], else in place on the caller's."""
-    cdef const gdn_tensor *out = &item.job.args.out
-    cdef float beta[PAIR_LD]
-    cdef float g[PAIR_LD]
-    cdef int64_t t0, n, m, i, head
-    cdef char *out_i
-    for t0 from t_first <= t0 < item.n_tokens by TOKENS:
-        n = min(<int64_t>TOKENS, item.n_tokens - t0)
-        load_keys(item, t0, n)
-        for m in range(item.n_heads):
-            head = value_head(item, m)
-            load_scalars(item, beta, g, head, t0, n)
-            for i in range(n):
-                prepare_token(item, i, head, t0 + i, beta[i], g[i])
-                place_columns(item, i, head, t0 + i, order != PANELS)
-            if order == PANELS:
-                steps_in_panels(item, m, t0, n)
-            else:
-                steps_in_place(item, m, t0, n, order)
-            for i in range(n):
-                out_i = columns_of(item, out, head, t0 + i)
-                if <char *>item.buf.tokens[i].out != out_i:
-                    unpack_row(out_i, out.nb[0], item.buf.tokens[i].out, item.n_columns)
-
-
-cdef void prepare_token(delta_work_item *item, int64_t i, int64_t head, int64_t t, float beta, float g) noexcept nogil:
-    """Token t, whose q and k are packed in row i, as token i of the block."""
-    cdef const gdn_delta_net_args *args = item.job.args
-    cdef token *tok = &item.buf.tokens[i]
-    cdef const float *q = item.buf.q + i * item.buf.ld
-    cdef vf whole, part, decay
-    cdef float one
-    cdef int64_t c
-    tok.beta = beta
-    tok.out_d = item.job.scale * dot(tok.k, q, item.buf.ld)
-    if not item.job.per_channel:
-        v_store_head(&tok.decay, v_exp_whole_part(v_set(g), &whole, &part), 1)
-        tok.out_q = item.job.scale * tok.decay
-        v_store_head(&one, v_and(v_set(1), whole), 1)
-        tok.gate = DECAY_ONE_PLUS_PART if one == 1 else DECAY_PART
-        v_store(tok.part, part)
-        return
-    tok.gate = DECAY_PER_CHANNEL
-    tok.out_q = item.job.scale
-    pack_row(tok.part, row_of(item, &args.g, head, t), args.g.nb[0], item.job.S_k, item.buf.ld)
-    for c from 0 <= c < item.buf.ld by VL:
-        decay = v_exp_whole_part(v_load(tok.part + c), &whole, &part)
-        v_store(tok.whole + c, whole)
-        v_store(tok.part + c, part)
-        v_store(tok.kd + c, decay * v_load(tok.k + c))
-        v_store(tok.qd + c, decay * v_load(q + c))
-
-
-cdef inline void place_columns(delta_work_item *item, int64_t i, int64_t head, int64_t t, bint direct) noexcept nogil:
-    """Token i's v and out: where they lie if they are contiguous and a step reads no column past the last (direct), else
-    in scratch."""
-    cdef const gdn_tensor *v = &item.job.args.v
-    cdef const gdn_tensor *out = &item.job.args.out
-    cdef token *tok = &item.buf.tokens[i]
-    tok.v = item.buf.v + i * item.buf.columns_ld
-    tok.out = item.buf.out + i * item.buf.columns_ld
-    if direct and v.nb[0] == 4:
-        tok.v = <float *>columns_of(item, v, head, t)
-    else:
-        pack_row(tok.v, columns_of(item, v, head, t), v.nb[0], item.n_columns, item.buf.columns_ld)
-    if direct and out.nb[0] == 4:
-        tok.out = <float *>columns_of(item, out, head, t)
-
-
-cdef void steps_in_place(delta_work_item *item, int64_t m, int64_t t0, int64_t n, int order) noexcept nogil:
-    """Tokens [t0, t0 + n) on caller memory: each reads the state before it and writes its own."""
-    cdef state_view target, source = view_after(item, m, t0 - 1, order) if t0 > 0 else view_in(item, m)
-    cdef int64_t i
-    for i in range(n):
-        target = view_after(item, m, t0 + i, order)
-        if source.p == NULL:
-            copy_state(target.p, target.nb, NULL, NULL, item.job.S_k, item.n_columns)
-            source = target
-        if item.buf.tokens[i].gate == DECAY_PER_CHANNEL:
-            step(item, &item.buf.tokens[i], target, source, order, DECAY_PER_CHANNEL)
-        elif item.buf.tokens[i].gate == DECAY_ONE_PLUS_PART:
-            step(item, &item.buf.tokens[i], target, source, order, DECAY_ONE_PLUS_PART)
-        else:
-            step(item, &item.buf.tokens[i], target, source, order, DECAY_PART)
-        source = target
-
-
-cdef inline void step(const delta_work_item *item, const token *t, state_view y, state_view x, int order,
-                      const int gate) noexcept nogil:
-    if order == KEYS:
-        step_rows(item, t, y, x, gate)
-    else:
-        step_columns(item, t, y, x, gate)
-
-
-cdef inline void step_rows(const delta_work_item *item, const token *t, state_view y, state_view x,
-                           const int gate) noexcept nogil:
-    cdef int64_t w = item.job.S_k // VL
-    if w == HELD_MAX:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX, gate)
-    elif w == HELD_MAX // 2:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX // 2, gate)
-    else:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, 0, gate)
-
-
-cdef inline void step_columns(const delta_work_item *item, const token *t, state_view y, state_view x,
-                              const int gate) noexcept nogil:
-    cdef int64_t n = item.n_columns, n_ahead = n if n > NC * VL else 0, j = 0
-    while j + NC * VL <= n:
-        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_ahead if j == 0 else 0, NC, True, gate)
-        j += NC * VL
-    while j + NC // 2 * VL <= n:
-        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, NC // 2, True, gate)
-        j += NC // 2 * VL
-    while j < n:
-        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, True, gate)
-        j += VL
-
-
-cdef void steps_in_panels(delta_work_item *item, int64_t m, int64_t t0, int64_t n) noexcept nogil:
-    """Tokens [t0, t0 + n) on the packed state, each kept if its snapshot has a row."""
-    cdef int64_t panel = item.buf.state_rows * NV * VL
-    cdef token tok
-    cdef int64_t i, j
-    cdef char *state
-    for i in range(n):
-        tok = item.buf.tokens[i]
-        state = <char *>(item.buf.states + m * item.buf.state_size)
-        for j from 0 <= j < item.n_columns by NV * VL:
-            if tok.gate == DECAY_PER_CHANNEL:
-                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_PER_CHANNEL)
-            elif tok.gate == DECAY_ONE_PLUS_PART:
-                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_ONE_PLUS_PART)
-            else:
-                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_PART)
-            tok.v += NV * VL
-            tok.out += NV * VL
-            state += 4 * panel
-        keep_head(item, m, t0 + i)

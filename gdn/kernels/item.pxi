@@ -1,17 +1,39 @@
 # A work item and its worker's scratch: where the item's tensors lie, and what passes between them and scratch.
 #
-# Needs: simd.pxi, pack.pxi, level.pxd (gdn_delta_job), decay.pxi (gated_rows), recurrent.pxi (token).
+# Needs: simd.pxi, pack.pxi, level.pxd (gdn_delta_job), decay.pxi (gated_rows), recurrent.pxi (token),
+# few_rows.pxi (KEYS, VALUES, PANELS).
 
 cdef enum:
     TOKENS = 4                   # tokens prepared together in token-by-token stretches
     GAP = 64                     # floats
-    PANELS = 0                   # where a token-by-token stretch works: on a packed copy in scratch,
-    KEYS = 1                     # or in place, on rows along the key index (ggml's order),
-    VALUES = 2                   # or on rows along the value index (FLA's)
+    FEW_TOKENS = 16              # tokens that a call with lists takes to a state in place; more run chunked
 
 cdef struct state_view:          # one head's state: address and byte strides over key, value column
     char *p
     int64_t nb[2]
+
+cdef struct log_buffers:         # of a call with a token log, a tree or checkpoints (log.pxi): n columns, T tokens
+    int64_t n_ld                 # columns, padded
+    int64_t *up                  # [n] a column's parent, -1 for the first
+    int64_t *path                # [n] columns that one sees
+    float *k                     # [n][ld]
+    float *q                     # [T][ld]
+    float *g                     # [n], per channel [n][ld]
+    float *a                     # per channel: [n][ld] exp(g)
+    float *sum                   # per channel: [T + 1][ld] of g along a token's path, of the entries first
+    float *X                     # [n][columns_ld]
+    float *rows                  # [2 T][ld] k and q of each token, per channel times e
+    float *y                     # [2 T][columns_ld] the state's products with them
+    float *KK                    # [T][n_ld] along a token's path
+    float *QK
+    float *A                     # [n_ld]
+    float *P
+    vf *kk                       # [n_ld]
+    vf *qk
+    float *keys                  # [n][ld] a fold's
+    float *v                     # [columns_ld]
+    float *out
+    float *state                 # [state_size] a folded state's panels
 
 cdef struct delta_buffers:       # a worker's scratch
     int64_t ld, state_rows, columns_ld, state_size       # padded extents, floats
@@ -27,6 +49,7 @@ cdef struct delta_buffers:       # a worker's scratch
     float *X                                 # [CHUNK_MAX][NV * VL]
     float *X_end
     float *states                            # [n_heads][state_size]
+    log_buffers log
     token tokens[TOKENS]
 
 cdef struct delta_work_item:
@@ -35,6 +58,9 @@ cdef struct delta_work_item:
     int64_t head_0, head_step, n_heads       # the value heads: head_0, head_0 + head_step, ...
     int64_t batch, start, n_tokens           # where the sequence's tokens lie
     int64_t column, n_columns                # this part's columns of every head
+    int64_t n_entries                        # of the log that the sequence stands on: log_in[0..n_entries)
+    const int64_t *log_in
+    const int64_t *log_out                   # [n_tokens] entries of the tokens, NULL if none are kept
     delta_buffers buf
 
 
@@ -74,7 +100,35 @@ cdef size_t carve_delta_buffers(delta_buffers *buf, const gdn_delta_job *job, ch
         buf.tokens[t].part = carve(&at, buf.ld + GAP)
         buf.tokens[t].decay = 1
     buf.states = carve(&at, n_heads * buf.state_size)
+    if job.has_lists:
+        carve_log_buffers(buf, job, &at)
     return at.used
+
+
+cdef void carve_log_buffers(delta_buffers *buf, const gdn_delta_job *job, scratch_cursor *at) noexcept nogil:
+    cdef log_buffers *log = &buf.log
+    cdef int64_t T = job.few_tokens, n = job.n_entries + T, per_column = buf.ld if job.per_channel else 1
+    log.n_ld = round_up(n + 1, VL)
+    log.up = <int64_t *>carve(at, 2 * log.n_ld)
+    log.path = <int64_t *>carve(at, 2 * log.n_ld)
+    log.k = carve(at, n * buf.ld)
+    log.q = carve(at, T * buf.ld)
+    log.g = carve(at, n * per_column)
+    log.a = carve(at, n * buf.ld if job.per_channel else 0)
+    log.sum = carve(at, (T + 1) * buf.ld if job.per_channel else 0)
+    log.X = carve(at, n * buf.columns_ld)
+    log.rows = carve(at, 2 * T * buf.ld)
+    log.y = carve(at, 2 * T * buf.columns_ld)
+    log.KK = carve(at, T * log.n_ld)
+    log.QK = carve(at, T * log.n_ld)
+    log.A = carve(at, log.n_ld)
+    log.P = carve(at, log.n_ld)
+    log.kk = <vf *>carve(at, log.n_ld * VL)
+    log.qk = <vf *>carve(at, log.n_ld * VL)
+    log.keys = carve(at, n * buf.ld)
+    log.v = carve(at, buf.columns_ld)
+    log.out = carve(at, buf.columns_ld)
+    log.state = carve(at, buf.state_size)
 
 
 cdef void place_item(delta_work_item *item, const gdn_delta_job *job, int64_t i) noexcept nogil:
@@ -84,6 +138,7 @@ cdef void place_item(delta_work_item *item, const gdn_delta_job *job, int64_t i)
     item.n_heads = job.H_v // job.n_groups
     place_heads(item, group)
     item.seq = i // job.n_parts // job.n_groups
+    place_log(item)
     item.column = part * job.part_columns
     item.n_columns = min(job.part_columns, job.S_v - item.column)
     if cu_seqlens != NULL:
@@ -109,6 +164,31 @@ cdef inline void place_heads(delta_work_item *item, int64_t group) noexcept nogi
     item.head_step = job.H_k if job.tiled else 1
 
 
+cdef inline bint first_of_key(const delta_work_item *item) noexcept nogil:
+    """Whether this item has the first of the value heads that share its key head."""
+    return item.head_0 == (item.key_head if item.job.tiled else item.key_head * (item.job.H_v // item.job.H_k))
+
+
+cdef void place_log(delta_work_item *item) noexcept nogil:
+    """The sequence's lists."""
+    cdef const gdn_call *call = &item.job.args.call
+    item.log_in = item.log_out = NULL
+    item.n_entries = 0
+    if call.log_in != NULL:
+        item.log_in = call.log_in + item.seq * call.n_log_in
+        while item.n_entries < call.n_log_in and item.log_in[item.n_entries] >= 0:
+            item.n_entries += 1
+    if call.log_out != NULL:
+        item.log_out = call.log_out + item.seq * call.n_log_out
+
+
+cdef bint few_rows_take(const gdn_delta_job *job, int64_t n_tokens) noexcept nogil:
+    """Whether a call with lists takes the state of a sequence of so many tokens where it lies."""
+    if job.args.call.parents != NULL or n_tokens <= 1:
+        return True
+    return n_tokens <= FEW_TOKENS and job.chunked_from < INT64_MAX
+
+
 # ---- where things lie ------------------------------------------------------------------------------------------
 
 cdef inline int64_t value_head(const delta_work_item *item, int64_t m) noexcept nogil:
@@ -123,6 +203,11 @@ cdef inline char *row_of(const delta_work_item *item, const gdn_tensor *x, int64
 cdef inline char *columns_of(const delta_work_item *item, const gdn_tensor *x, int64_t head, int64_t t) noexcept nogil:
     """This part's columns of a row of v or out."""
     return row_of(item, x, head, t) + item.column * x.nb[0]
+
+
+cdef inline char *entry_of(const delta_work_item *item, const gdn_tensor *x, int64_t head, int64_t entry) noexcept nogil:
+    """A head's row of an entry of the log."""
+    return <char *>x.data + head * x.nb[1] + entry * x.nb[2]
 
 
 cdef inline char *snapshot_row(const delta_work_item *item, int64_t t) noexcept nogil:
@@ -197,11 +282,14 @@ cdef void load_head(const delta_work_item *item, int64_t m) noexcept nogil:
 cdef void keep_head(const delta_work_item *item, int64_t m, int64_t t) noexcept nogil:
     """The packed state after token t to its snapshot, if that has a row."""
     cdef char *row = snapshot_row(item, t)
-    cdef state_view x
     if row != NULL:
-        x = view_in_row(item, row, m)
-        store_state(x.p, x.nb, item.buf.states + m * item.buf.state_size, item.buf.state_rows, item.job.S_k,
-                    item.n_columns)
+        store_head(item, m, row)
+
+
+cdef void store_head(const delta_work_item *item, int64_t m, char *row) noexcept nogil:
+    """The packed state to a row."""
+    cdef state_view x = view_in_row(item, row, m)
+    store_state(x.p, x.nb, item.buf.states + m * item.buf.state_size, item.buf.state_rows, item.job.S_k, item.n_columns)
 
 
 cdef void pass_state_on(const delta_work_item *item, int64_t m) noexcept nogil:
@@ -249,3 +337,24 @@ cdef void load_scalars(const delta_work_item *item, float *beta, float *g, int64
     if args.flags & GDN_BETA_LOGIT:
         for i from 0 <= i < n by VL:
             v_store(beta + i, v_sigmoid(v_load(beta + i)))
+
+
+# ---- tokens to the log -----------------------------------------------------------------------------------------
+
+cdef void keep_keys(const delta_work_item *item, const float *k, int64_t t0, int64_t n) noexcept nogil:
+    """k [n][ld] of tokens [t0, t0 + n) to the entries that want it; by one of the items that share a key head."""
+    cdef const gdn_tensor *to = &item.job.args.log_k
+    cdef int64_t i
+    if item.log_out == NULL or item.column != 0 or not first_of_key(item):
+        return
+    for i in range(n):
+        if item.log_out[t0 + i] >= 0:
+            unpack_row(entry_of(item, to, item.key_head, item.log_out[t0 + i]), to.nb[0], k + i * item.buf.ld, item.job.S_k)
+
+
+cdef inline void keep_delta(const delta_work_item *item, const float *x, int64_t head, int64_t t, int64_t j,
+                            int64_t n) noexcept nogil:
+    """X of token t for columns [j, j + n) of this part to its entry, if it has one."""
+    cdef const gdn_tensor *to = &item.job.args.log_d
+    if item.log_out != NULL and item.log_out[t] >= 0:
+        unpack_row(entry_of(item, to, head, item.log_out[t]) + (item.column + j) * to.nb[0], to.nb[0], x, n)

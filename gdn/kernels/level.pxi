@@ -5,7 +5,7 @@
 from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport sqrtf
 from libc.stdint cimport INT64_MAX, int64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from gdn._c cimport *
 from gdn.kernels.level cimport *
@@ -17,7 +17,10 @@ include "pairs.pxi"
 include "decay.pxi"
 include "chunked.pxi"
 include "recurrent.pxi"
+include "few_rows.pxi"
 include "item.pxi"
+include "stretches.pxi"
+include "log.pxi"
 include "delta.pxi"
 include "conv.pxi"
 include "norms.pxi"

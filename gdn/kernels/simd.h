@@ -7,6 +7,8 @@
  * HELD_MAX   vectors of a state's row that a step keeps in registers, k and q with them, where that does not spill
  * FETCH_SHARE  1 / FETCH_SHARE of the next state is fetched while one is updated along its value index (recurrent.pxi)
  * CHUNKED_FROM  tokens from which mode auto runs chunked: where the two cross, alike for both gates
+ * FEW_ACC    accumulators of a tile of few rows on a state in place (few_rows.pxi): FEW_ROWS rows by four of memory, or
+ *            four by FEW_NV vectors
  * CHUNK_MAX  tokens of a chunk, a multiple of MR;  PAIR_LD floats of a row of chunk x chunk matrices, a
  * power of 2;  PAIR_NV vectors of it that hold a chunk */
 #ifndef GDN_SIMD_H
@@ -20,13 +22,16 @@
 #endif
 
 #if defined(__AVX512F__)
-enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, FETCH_SHARE = 4, CHUNK_MAX = 16, CHUNKED_FROM = 11 };
+enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, FETCH_SHARE = 4, CHUNK_MAX = 16, CHUNKED_FROM = 11,
+       FEW_ACC = 16, FEW_ROWS = 4, FEW_NV = 4 };
 #define GDN_LEVEL_NAME "v4"
 #elif defined(__AVX2__)
-enum { VL = 8, MR = 6, NV = 2, NC = 4, HELD_MAX = 8, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5 };
+enum { VL = 8, MR = 6, NV = 2, NC = 4, HELD_MAX = 8, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5,
+       FEW_ACC = 8, FEW_ROWS = 2, FEW_NV = 2 };
 #define GDN_LEVEL_NAME "v3"
 #else
-enum { VL = 4, MR = 6, NV = 2, NC = 4, HELD_MAX = 1, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5 };
+enum { VL = 4, MR = 6, NV = 2, NC = 4, HELD_MAX = 1, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5,
+       FEW_ACC = 8, FEW_ROWS = 2, FEW_NV = 2 };
 #define GDN_LEVEL_NAME "base"
 #endif
 
@@ -323,18 +328,40 @@ static inline void v_transpose(char *to, int64_t to_nb, const char *from, int64_
     for (int i = 0; i < VL; i++) v_store((float *)(to + i * to_nb), x[i]);
 }
 
-/* Lane i of the result is the sum of the lanes of x[i]: adding while transposing, about 3 operations a sum. */
-static inline vf v_sums(const vf *x)
+/* Lane i of the result is the sum of the lanes of y[i], which may stay in registers: adding while transposing, about 3
+ * operations a sum. */
+static inline vf v_sums_kept(vf *y)
 {
-    vf y[VL];
-    GDN_UNROLL
-    for (int i = 0; i < VL; i++) y[i] = v_load_ordered((const float *)(x + i));
     GDN_UNROLL
     for (int n = VL / 2; n > 0; n /= 2)
         GDN_UNROLL
         for (int i = 0; i < n; i++)
             y[i] = v_interleave_lo(y[i], y[i + n]) + v_interleave_hi(y[i], y[i + n]);
     return y[0];
+}
+
+/* The same of vectors in memory. */
+static inline vf v_sums(const vf *x)
+{
+    vf y[VL];
+    GDN_UNROLL
+    for (int i = 0; i < VL; i++) y[i] = v_load_ordered((const float *)(x + i));
+    return v_sums_kept(y);
+}
+
+/* The sums of n vectors' lanes, n a constant, to rows of ld floats, four each. */
+static inline void v_store_sums(float *p, int64_t ld, const vf *x, const int n)
+{
+    GDN_UNROLL
+    for (int i = 0; i < n; i += VL) {
+        vf y[VL];
+        GDN_UNROLL
+        for (int j = 0; j < VL; j++) y[j] = i + j < n ? x[i + j] : v_set(0);
+        union { vf x; v_quarter quarter[VL / 4]; } u = {v_sums_kept(y)};
+        GDN_UNROLL
+        for (int q = 0; q < VL / 4; q++)
+            if (i + 4 * q < n) memcpy(p + (i / 4 + q) * ld, &u.quarter[q], 4 * sizeof(float));
+    }
 }
 
 /* n floats at p, towards the second-level cache; any address is harmless. */

@@ -11,6 +11,9 @@ cdef extern from "simd.h" nogil:
         NC
         HELD_MAX
         FETCH_SHARE
+        FEW_ACC
+        FEW_ROWS
+        FEW_NV
         CHUNK_MAX
         CHUNKED_FROM
         PAIR_LD
@@ -25,6 +28,7 @@ cdef extern from "simd.h" nogil:
     void v_store_head(float *p, vf x, int64_t n)
     float v_sum(vf x)
     vf v_sums(vf *x)
+    void v_store_sums(float *p, int64_t ld, const vf *x, const int n)
     vf v_and(vf x, vf mask)
     void v_two_sums(vf a, vf b, float *sum_a, float *sum_b)
     vf v_with_lane(vf x, int64_t i, float s)

@@ -1,0 +1,426 @@
+# A work item of a call with a token log, a tree or checkpoints.  The columns of the chunk form are the log's entries,
+# whose X is known, and then the call's tokens; a column's path is what it sees: from the oldest entry over its ancestors
+# to itself.  With e_i the decay along the whole path of i and Gamma_ij that from j (exclusive) on,
+#
+#     X_i = beta_i (v_i - e_i S0^T k_i - sum_j (k_i k_j Gamma_ij) X_j)          j on i's path before i
+#     o_i = scale (e_i S0^T q_i + sum_j (q_i k_j Gamma_ij) X_j)                 j on i's path
+#
+# Few tokens, and every tree, take S0 where it lies (few_rows.pxi) and write none of it but what is asked for.  Long inputs
+# take the entries into packed states as an update of them, and then run chunked, which ends where a state is asked for.
+#
+# Needs: simd.pxi, pack.pxi, pairs.pxi (pairs_of_path), few_rows.pxi, item.pxi, stretches.pxi (run_chunked).
+
+cdef enum:
+    SOLVE_X_NV = 4               # vectors of columns that go through the sums of a token together
+
+
+cdef struct state_target:        # the state after n tokens, of the log's if n <= 0, goes to a row; NULL is nowhere
+    int64_t n
+    char *row
+
+
+cdef struct path_sums:           # one token's row of the chunk form; the columns that it sees but itself come first
+    const float *X               # [columns][ld]
+    int64_t ld
+    const int64_t *path
+    int64_t n
+    const float *A               # [n] times beta
+    const float *P               # [n + 1] times scale
+    const float *y_k             # S0^T k, S0^T q: of rows with their decay e, or of k and q (then e is here)
+    const float *y_q
+    const float *v
+    float *X_i
+    float *out
+    float beta, e, scale_e
+
+
+cdef void log_item(delta_work_item *item) noexcept nogil:
+    cdef int64_t L, p
+    cdef const log_buffers *log = &item.buf.log
+    cdef const gdn_tensor *k = &item.job.args.log_k
+    cdef const gdn_tensor *d = &item.job.args.log_d
+    L = item.n_entries
+    for p in range(L):
+        v_prefetch(<const float *>entry_of(item, k, item.key_head, item.log_in[p]), item.job.S_k)
+        v_prefetch(<const float *>(entry_of(item, d, value_head(item, 0), item.log_in[p]) + item.column * d.nb[0]),
+                   item.n_columns)
+    for p in range(L):
+        pack_row(log.k + p * item.buf.ld, entry_of(item, k, item.key_head, item.log_in[p]), k.nb[0], item.job.S_k, item.buf.ld)
+        log.up[p] = p - 1
+    if few_rows_take(item.job, item.n_tokens):
+        run_few_rows(item)
+    else:
+        run_long(item)
+
+
+cdef state_target target_of(const delta_work_item *item, int64_t i) noexcept nogil:
+    """The i-th state asked for: snapshots, then checkpoints; row NULL if it is not."""
+    cdef const gdn_state_rows *rows = &item.job.rows
+    cdef int64_t n_snapshots = item.job.n_snapshots
+    cdef const gdn_checkpoint *c
+    cdef state_target target
+    if i < n_snapshots:
+        target.n = item.n_tokens - i
+        target.row = rows.state_out[item.seq * n_snapshots + i] if i == 0 or i < item.n_tokens else NULL
+    else:
+        c = rows.checkpoints + rows.checkpoint_first[item.seq] + (i - n_snapshots)
+        target.n = c.n
+        target.row = c.row
+    return target
+
+
+cdef inline int64_t n_targets(const delta_work_item *item) noexcept nogil:
+    cdef const int64_t *first = item.job.rows.checkpoint_first + item.seq
+    return item.job.n_snapshots + first[1] - first[0]
+
+
+cdef inline bint starts_there(const delta_work_item *item, const char *row) noexcept nogil:
+    return row == item.job.rows.state_in[item.seq]
+
+
+# ---- columns from and to the log -------------------------------------------------------------------------------
+
+cdef void load_entries(const delta_work_item *item, int64_t m) noexcept nogil:
+    """d and g of the entries for head m."""
+    cdef const log_buffers *log = &item.buf.log
+    cdef const gdn_tensor *d = &item.job.args.log_d
+    cdef const gdn_tensor *g = &item.job.args.log_g
+    cdef int64_t head = value_head(item, m), p
+    for p in range(item.n_entries):
+        pack_row(log.X + p * item.buf.columns_ld, entry_of(item, d, head, item.log_in[p]) + item.column * d.nb[0], d.nb[0],
+                 item.n_columns, item.buf.columns_ld)
+        load_decay(item, p, entry_of(item, g, head, item.log_in[p]), g.nb[0])
+
+
+cdef inline void load_decay(const delta_work_item *item, int64_t p, const char *src, int64_t nb) noexcept nogil:
+    """g of column p: one, or one a channel."""
+    cdef const log_buffers *log = &item.buf.log
+    if item.job.per_channel:
+        pack_row(log.g + p * item.buf.ld, src, nb, item.job.S_k, item.buf.ld)
+    else:
+        log.g[p] = at(src)
+
+
+cdef void keep_decays(const delta_work_item *item, int64_t m) noexcept nogil:
+    """g of all tokens for head m."""
+    cdef const gdn_tensor *to = &item.job.args.log_g
+    cdef const gdn_tensor *g = &item.job.args.g
+    cdef int64_t head = value_head(item, m), t, c
+    cdef char *entry
+    if item.log_out == NULL or item.column != 0:
+        return
+    for t in range(item.n_tokens):
+        if item.log_out[t] >= 0:
+            entry = entry_of(item, to, head, item.log_out[t])
+            for c in range(to.ne[0]):
+                (<float *>(entry + c * to.nb[0]))[0] = at(row_of(item, g, head, t) + c * g.nb[0])
+
+
+# ---- states after some columns ---------------------------------------------------------------------------------
+
+cdef void prepare_fold(const delta_work_item *item, fold *f, int64_t n) noexcept nogil:
+    """The update by columns [0, n), each the next one's parent: keys times the decay behind them, and the whole decay."""
+    cdef const log_buffers *log = &item.buf.log
+    cdef int64_t ld = item.buf.ld, p, c
+    cdef double total = 0
+    cdef vf behind, sum, whole = v_set(0), part = v_set(0)
+    f.n = n
+    f.keys, f.keys_ld = log.keys, ld
+    f.values, f.values_ld = log.X, item.buf.columns_ld
+    f.whole, f.part = item.buf.whole, item.buf.part
+    if not item.job.per_channel:
+        for p in range(n - 1, -1, -1):
+            log.A[p] = <float>total
+            total += log.g[p]
+        exp_rows(log.A, n)
+        v_exp_whole_part(v_set(<float>total), &whole, &part)
+    for c from 0 <= c < ld by VL:
+        behind = v_set(1)
+        sum = v_set(0)
+        for p in range(n - 1, -1, -1):
+            if item.job.per_channel:
+                v_store(log.keys + p * ld + c, v_load(log.k + p * ld + c) * behind)
+                sum += v_load(log.g + p * ld + c)
+                behind = behind * v_exp(v_load(log.g + p * ld + c))
+            else:
+                v_store(log.keys + p * ld + c, v_load(log.k + p * ld + c) * log.A[p])
+        if item.job.per_channel:
+            v_exp_whole_part(sum, &whole, &part)
+        v_store(item.buf.whole + c, whole)
+        v_store(item.buf.part + c, part)
+
+
+cdef inline void exp_rows(float *x, int64_t n) noexcept nogil:
+    """x = exp(x) for n floats, up to whole vectors."""
+    cdef int64_t i
+    for i from 0 <= i < n by VL:
+        v_store(x + i, v_exp(v_load(x + i)))
+
+
+cdef void walk_state(const delta_work_item *item, int64_t m, int order, int64_t n_rows, const fold *f, char *row) noexcept nogil:
+    """Products of head m's first state with n_rows of log.rows, to log.y, and the folded state to a row unless f is NULL."""
+    cdef const log_buffers *log = &item.buf.log
+    cdef int64_t S_k = item.job.S_k, ld = item.buf.ld, columns_ld = item.buf.columns_ld, j, panel = item.buf.state_rows * NV * VL
+    cdef state_view x = view_in(item, m), y = view_in_row(item, row, m) if f != NULL else x
+    cdef const float *states = item.buf.states + m * item.buf.state_size
+    cdef fold panel_fold
+    if order == KEYS:
+        walk_keys(log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[1], S_k, item.n_columns, f, y.p, y.nb[1])
+    elif order == VALUES:
+        walk_values(log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[0], S_k, item.n_columns, f, y.p, y.nb[0])
+    else:
+        if f != NULL:
+            panel_fold = f[0]
+        for j from 0 <= j < item.n_columns by NV * VL:
+            walk_values(log.y + j, columns_ld, log.rows, n_rows, ld,
+                        NULL if x.p == NULL else <const char *>(states + j // (NV * VL) * panel), 4 * NV * VL, S_k, NV * VL,
+                        NULL if f == NULL else &panel_fold, <char *>(log.state + j // (NV * VL) * panel), 4 * NV * VL)
+            if f != NULL:
+                panel_fold.values += NV * VL
+        if f != NULL:
+            store_state(y.p, y.nb, log.state, item.buf.state_rows, S_k, item.n_columns)
+
+
+cdef void write_state(const delta_work_item *item, int64_t m, int order, state_target target) noexcept nogil:
+    """Head m's state after all entries and target.n tokens."""
+    cdef state_view x = view_in(item, m), y = view_in_row(item, target.row, m)
+    cdef fold f
+    if item.n_entries + target.n == 0:
+        copy_state(y.p, y.nb, x.p, x.nb, item.job.S_k, item.n_columns)             # bit for bit
+    else:
+        prepare_fold(item, &f, item.n_entries + target.n)
+        walk_state(item, m, order, 0, &f, target.row)
+
+
+cdef void write_states(const delta_work_item *item, int64_t m, int order, int64_t n, int64_t skip) noexcept nogil:
+    """Every target of at most n tokens but number `skip`; the row that all of them are made of comes last."""
+    cdef int64_t i, own
+    cdef state_target target
+    for own in range(2):
+        for i in range(n_targets(item)):
+            target = target_of(item, i)
+            if target.row != NULL and target.n <= n and i != skip and starts_there(item, target.row) == own:
+                write_state(item, m, order, target)
+
+
+# ---- few tokens on a state in place ----------------------------------------------------------------------------
+
+cdef void run_few_rows(delta_work_item *item) noexcept nogil:
+    cdef const gdn_delta_net_args *args = item.job.args
+    cdef const log_buffers *log = &item.buf.log
+    cdef const int64_t *parents = args.call.parents
+    cdef int64_t L = item.n_entries, T = item.n_tokens, ld = item.buf.ld, t, m, n, parent
+    if parents != NULL:
+        parents += item.batch * args.q.ne[2] + item.start
+    for t in range(T):
+        parent = t - 1 if parents == NULL else parents[t]
+        log.up[L + t] = L - 1 if parent < 0 else L + parent
+        load_key(item, log.q + t * ld, row_of(item, &args.q, item.key_head, t), args.q.nb[0])
+        load_key(item, log.k + (L + t) * ld, row_of(item, &args.k, item.key_head, t), args.k.nb[0])
+        if not item.job.per_channel:
+            memcpy(log.rows + 2 * t * ld, log.k + (L + t) * ld, ld * sizeof(float))
+            memcpy(log.rows + (2 * t + 1) * ld, log.q + t * ld, ld * sizeof(float))
+    keep_keys(item, log.k + L * ld, 0, T)
+    if not item.job.per_channel:
+        for t in range(T):
+            n = find_path(log, L + t)
+            pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * ld, log.k, NULL, log.path, n,
+                          1, 1, ld)
+    for m in range(item.n_heads):
+        few_rows_head(item, m, state_order(item))
+
+
+cdef inline int64_t find_path(const log_buffers *log, int64_t column) noexcept nogil:
+    """log.path: the columns that a column sees, oldest first, itself the last; their number."""
+    cdef int64_t n = 0, i, j = column
+    while j >= 0:
+        n += 1
+        j = log.up[j]
+    j = column
+    for i in range(n - 1, -1, -1):
+        log.path[i] = j
+        j = log.up[j]
+    return n
+
+
+cdef void few_rows_head(delta_work_item *item, int64_t m, int order) noexcept nogil:
+    cdef const gdn_delta_net_args *args = item.job.args
+    cdef const log_buffers *log = &item.buf.log
+    cdef int64_t L = item.n_entries, T = item.n_tokens, head = value_head(item, m), t, i, first = -1
+    cdef state_target target
+    cdef fold f
+    load_entries(item, m)
+    for t in range(T):
+        load_decay(item, L + t, row_of(item, &args.g, head, t), args.g.nb[0])
+    if item.job.per_channel:
+        decay_rows(item, head)
+    if order == PANELS:
+        load_head(item, m)
+    for i in range(n_targets(item)):            # one fold of the log's entries goes with the products
+        target = target_of(item, i)
+        if target.row != NULL and -L < target.n <= 0 and not starts_there(item, target.row):
+            first = i
+            break
+    if first >= 0:
+        prepare_fold(item, &f, L + target.n)
+        walk_state(item, m, order, 2 * T, &f, target.row)
+    else:
+        walk_state(item, m, order, 2 * T, NULL, NULL)
+    if item.job.rows.state_in[item.seq] == NULL:
+        memset(log.y, 0, 2 * T * item.buf.columns_ld * sizeof(float))
+    solve_tokens(item, m)
+    keep_decays(item, m)
+    write_states(item, m, order, T, first)
+
+
+cdef void decay_rows(const delta_work_item *item, int64_t head) noexcept nogil:
+    """Per channel: e * K and e * Q as rows, and every token's decayed pairs, times beta and scale.  e is exp of the path's
+    sum: a total needs no subtraction."""
+    cdef const gdn_delta_net_args *args = item.job.args
+    cdef const log_buffers *log = &item.buf.log
+    cdef int64_t L = item.n_entries, T = item.n_tokens, ld = item.buf.ld, t, c, p, n, before
+    cdef vf sum, e
+    for c from 0 <= c < ld by VL:
+        sum = v_set(0)
+        for p in range(L):
+            sum += v_load(log.g + p * ld + c)
+            v_store(log.a + p * ld + c, v_exp(v_load(log.g + p * ld + c)))
+        v_store(log.sum + c, sum)
+        for t in range(T):
+            before = max(log.up[L + t] - L + 1, <int64_t>0)
+            sum = v_load(log.sum + before * ld + c) + v_load(log.g + (L + t) * ld + c)
+            v_store(log.sum + (t + 1) * ld + c, sum)
+            v_store(log.a + (L + t) * ld + c, v_exp(v_load(log.g + (L + t) * ld + c)))
+            e = v_exp(sum)
+            v_store(log.rows + 2 * t * ld + c, e * v_load(log.k + (L + t) * ld + c))
+            v_store(log.rows + (2 * t + 1) * ld + c, e * v_load(log.q + t * ld + c))
+    for t in range(T):
+        n = find_path(log, L + t)
+        pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * ld, log.k, log.a, log.path, n,
+                      beta_of(item, head, t), item.job.scale, ld)
+
+
+cdef inline float beta_of(const delta_work_item *item, int64_t head, int64_t t) noexcept nogil:
+    cdef float beta = at(row_of(item, &item.job.args.beta, head, t))
+    if item.job.args.flags & GDN_BETA_LOGIT:
+        v_store_head(&beta, v_sigmoid(v_set(beta)), 1)
+    return beta
+
+
+cdef void solve_tokens(delta_work_item *item, int64_t m) noexcept nogil:
+    """X and out of every token, from its products with the state and its path."""
+    cdef const gdn_tensor *v = &item.job.args.v
+    cdef const gdn_tensor *out = &item.job.args.out
+    cdef const log_buffers *log = &item.buf.log
+    cdef int64_t L = item.n_entries, head = value_head(item, m), ld = item.buf.columns_ld, t, p, n, j
+    cdef bint whole = item.n_columns % VL == 0
+    cdef float beta, e = 1, scale = item.job.scale
+    cdef double total
+    cdef path_sums s
+    cdef char *v_t
+    cdef char *out_t
+    s.X = log.X
+    s.ld = ld
+    s.path = log.path
+    for t in range(item.n_tokens):
+        v_t = columns_of(item, v, head, t)
+        out_t = columns_of(item, out, head, t)
+        n = find_path(log, L + t)
+        s.n = n - 1
+        s.X_i = log.X + (L + t) * ld
+        s.v = <const float *>v_t if whole and v.nb[0] == 4 else log.v
+        s.out = <float *>out_t if whole and out.nb[0] == 4 else log.out
+        s.y_k = log.y + 2 * t * ld
+        s.y_q = log.y + (2 * t + 1) * ld
+        s.A, s.P = log.KK + t * log.n_ld, log.QK + t * log.n_ld
+        beta = beta_of(item, head, t)
+        if not item.job.per_channel:
+            total = 0
+            for p in range(n - 1, -1, -1):       # sums along the path: no subtraction, so nothing cancels
+                log.A[p] = <float>total
+                total += log.g[log.path[p]]
+            exp_rows(log.A, n)
+            v_store_head(&e, v_exp(v_set(<float>total)), 1)
+            for p from 0 <= p < n by VL:
+                v_store(log.P + p, v_load(s.P + p) * v_load(log.A + p) * scale)
+                v_store(log.A + p, v_load(s.A + p) * v_load(log.A + p) * beta)
+            s.A, s.P = log.A, log.P
+        s.beta, s.e, s.scale_e = beta, e, scale * e
+        if s.v == log.v:
+            pack_row(log.v, v_t, v.nb[0], item.n_columns, ld)
+        j = 0
+        while j + SOLVE_X_NV * VL <= item.n_columns:
+            solve_columns_of(&s, j, SOLVE_X_NV)
+            j += SOLVE_X_NV * VL
+        while j < item.n_columns:
+            solve_columns_of(&s, j, 1)
+            j += VL
+        if s.out == log.out:
+            unpack_row(out_t, out.nb[0], log.out, item.n_columns)
+        keep_delta(item, s.X_i, head, t, 0, item.n_columns)
+
+
+cdef inline void solve_columns_of(const path_sums *s, int64_t c, const int nv) noexcept nogil:
+    """Columns [c, c + nv * VL) of one token's X and out."""
+    cdef vf x[SOLVE_X_NV]
+    cdef vf o[SOLVE_X_NV]
+    cdef vf x_j
+    cdef const float *row
+    cdef float A, P
+    cdef int64_t p
+    cdef int j
+    for j in range(nv):
+        x[j] = s.beta * (v_load(s.v + c + j * VL) - s.e * v_load(s.y_k + c + j * VL))
+        o[j] = v_load(s.y_q + c + j * VL) * s.scale_e
+    for p in range(s.n):
+        row = s.X + s.path[p] * s.ld + c
+        A = s.A[p]
+        P = s.P[p]
+        for j in range(nv):
+            x_j = v_load(row + j * VL)
+            x[j] -= A * x_j
+            o[j] += P * x_j
+    P = s.P[s.n]
+    for j in range(nv):
+        v_store(s.X_i + c + j * VL, x[j])
+        v_store(s.out + c + j * VL, o[j] + P * x[j])
+
+
+# ---- long inputs on packed states ------------------------------------------------------------------------------
+
+cdef void run_long(delta_work_item *item) noexcept nogil:
+    """The entries into the packed states, then the tokens, to every place where a state is asked for."""
+    cdef int64_t t = 0, stop, i, m, chunk = CHUNK_MAX if item.job.chunked_from < INT64_MAX else 1
+    cdef state_target target
+    for m in range(item.n_heads):
+        load_head(item, m)
+        load_entries(item, m)
+        write_states(item, m, PANELS, 0, -1)
+        if item.n_entries > 0:
+            absorb(item, m)
+        keep_decays(item, m)
+    while t < item.n_tokens:
+        stop = item.n_tokens
+        for i in range(n_targets(item)):
+            target = target_of(item, i)
+            if target.row != NULL and t < target.n < stop:
+                stop = target.n
+        run_chunked(item, t, stop, chunk)
+        t = stop
+        for i in range(n_targets(item)):
+            target = target_of(item, i)
+            if target.row != NULL and target.n == t:
+                for m in range(item.n_heads):
+                    store_head(item, m, target.row)
+
+
+cdef void absorb(const delta_work_item *item, int64_t m) noexcept nogil:
+    """All entries into head m's packed state."""
+    cdef fold f
+    cdef int64_t j
+    cdef char *panel = <char *>(item.buf.states + m * item.buf.state_size)
+    prepare_fold(item, &f, item.n_entries)
+    for j from 0 <= j < item.n_columns by NV * VL:
+        walk_values(NULL, 0, NULL, 0, 0, panel, 4 * NV * VL, item.job.S_k, NV * VL, &f, panel, 4 * NV * VL)
+        f.values += NV * VL
+        panel += 4 * item.buf.state_rows * NV * VL
