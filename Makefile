@@ -89,7 +89,8 @@ debug: build $(VENV)/.extras-$(EXTRAS)
 # Python itself knows nothing of the sanitizers: their run-time libraries are loaded before it.  Its own leaks are not ours.
 # Torch, the peers, a browser and the tests that build or emulate another gdn are left out.
 ASAN_TESTS ?= tests --ignore tests/peers --ignore tests/test_build.py --ignore tests/test_old_cpu.py \
-              --ignore tests/test_transformers.py --ignore tests/test_types.py --ignore tests/test_server_page.py
+              --ignore tests/test_transformers_layers.py --ignore tests/test_layer_peft.py --ignore tests/test_types.py \
+              --ignore tests/test_server_page.py
 asan: build $(VENV)/.extras-$(EXTRAS)
 	GDN_SANITIZE=address,undefined $(PY) setup.py -q build --build-base build/asan --build-lib build/asan/lib build_ext -j$(JOBS)
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \

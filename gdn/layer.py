@@ -76,7 +76,10 @@ class _Layer:
 
     @classmethod
     def from_gguf(cls, path, block, lora=None, *, lora_order="checkpoint", overrides=None):
-        """A block of a GGUF file, read through the `gguf` package; ValueError for a file that holds none such."""
+        """A block of a GGUF file, read through the `gguf` package: see `gdn.adapters.gguf.read_layer`.
+
+        ValueError for a file or a block that holds none such, and as of the class.
+        """
         from gdn.adapters import gguf
 
         return cls(*gguf.read_layer(path, block, overrides), lora, lora_order)
