@@ -21,7 +21,7 @@ LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-mar
 KERNEL_FLAGS = ["-fno-inline-functions-called-once", "--param=max-completely-peeled-insns=1000",
                 "--param=max-completely-peel-times=8"]
 MODULES = ("_tensor", "_core", "_ring")
-HEADERS = [str(path) for folder in ("include", "kernels", "ring") for path in Path("gdn", folder).glob("*.h")]
+HEADERS = [str(path) for folder in ("include", "core", "kernels", "ring") for path in Path("gdn", folder).glob("*.h")]
 BUILD = "build/debug/cython" if DEBUG else "build/cython"     # generated C stays out of the package
 SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
 OPENMP_SOURCE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
@@ -32,9 +32,11 @@ def extension(name, compile_args=(), **kwargs):
     if SANITIZE:
         flags += SANITIZE_FLAGS
     # Cython drops const, and int64_t is a long here and a long long there: %lld prints both.
-    flags += ["-fno-math-errno", "-Wno-unused-function", "-Wno-discarded-qualifiers", "-Wno-format", *compile_args]
+    flags += ["-fvisibility=hidden", "-fno-math-errno", "-Wno-unused-function", "-Wno-discarded-qualifiers", "-Wno-format",
+              *compile_args]
     return Extension(
-        f"gdn.{name}", [f"gdn/{name}.pyx"], include_dirs=["gdn/include", "gdn/kernels", "gdn/ring", numpy.get_include()],
+        f"gdn.{name}", [f"gdn/{name}.pyx"],
+        include_dirs=["gdn/include", "gdn/core", "gdn/kernels", "gdn/ring", numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("GDN_CFLAGS", f'"{" ".join(flags)}"')],
         extra_compile_args=flags, depends=HEADERS, **kwargs)
 

@@ -7,7 +7,6 @@ import numpy as np
 
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
-from cython.parallel cimport parallel
 from libc.math cimport isfinite, sqrtf
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, intptr_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
@@ -21,9 +20,8 @@ from gdn.kernels.level cimport *
 cnp.import_array()
 
 include "core/status.pxi"
-include "core/parallel.pxi"
 include "core/dispatch.pxi"
-include "core/threads.pxi"
+include "core/parallel.pxi"
 include "core/scratch.pxi"
 include "core/cache_rows.pxi"
 include "core/states.pxi"
@@ -33,6 +31,3 @@ include "core/conv.pxi"
 include "core/rowwise.pxi"
 include "core/table.pxi"
 include "core/layer.pxi"
-
-threads_usable = usable_cpus()
-load_level()

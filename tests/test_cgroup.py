@@ -11,7 +11,7 @@ def quota(tmp_path, membership, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "membership").write_text(membership)
-    return _core.cgroup_quota(str(tmp_path / "root"), str(tmp_path / "membership"))
+    return _core.within_quota(1000, str(tmp_path / "root"), str(tmp_path / "membership"))
 
 
 @pytest.mark.parametrize("membership, files, cpus", [
@@ -33,9 +33,9 @@ def quota(tmp_path, membership, files):
     ("0::/\n", {"cpu.max": "200000 0\n"}, None),
 ])
 def test_quota(tmp_path, membership, files, cpus):
-    assert quota(tmp_path, membership, files) == cpus
+    assert quota(tmp_path, membership, files) == (cpus or 1000)
 
 
 def test_no_membership_file(tmp_path):
     (tmp_path / "cpu.max").write_text("200000 100000\n")
-    assert _core.cgroup_quota(str(tmp_path), str(tmp_path / "absent")) == 2
+    assert _core.within_quota(8, str(tmp_path), str(tmp_path / "absent")) == 2

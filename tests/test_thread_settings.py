@@ -27,17 +27,31 @@ def test_default_is_what_the_process_may_use():
     assert python(code) == "1"
 
 
-def test_default_is_within_the_quota():
-    """On eight CPUs, in a container that may use one and a half."""
+def test_default_beside_bound_threads():
+    """OpenMP binds the main thread to one CPU where it is told to; the process may still use the others."""
+    n = min(2, len(os.sched_getaffinity(0)))
+    code = "import gdn; print(gdn.get_num_threads())"
+    assert python(code, OMP_PROC_BIND="true", OMP_NUM_THREADS="2") == (str(n) if gdn.show_config("dicts")["openmp"] else "1")
+
+
+def test_more_threads_than_the_system_gives():
+    """Under a limit of memory OpenMP would end the process; a call takes as many threads as there are, same bits."""
     code = """
-import builtins, io, os
-files = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "150000 100000"}
-real = open
-builtins.open = lambda path, *rest, **options: io.StringIO(files[path]) if path in files else real(path, *rest, **options)
-os.sched_getaffinity = lambda pid: range(8)
-import gdn
-print(gdn.get_num_threads())"""
-    assert python(code, OMP_NUM_THREADS="8") == ("2" if gdn.show_config("dicts")["openmp"] else "1")
+import resource, numpy as np, gdn
+x = np.random.default_rng(0).standard_normal((1, 64, 64, 128)).astype(np.float32)
+v, g = x, -np.ones((1, 64, 64), np.float32)
+want = gdn.gated_delta_net(x, x, v, g, -g, n_threads=1, qk_l2norm=True)[0]
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+for spare in (3 << 20, 20 << 20, 100 << 20, 300 << 20):
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare, resource.RLIM_INFINITY))
+    for n in (64, 2, 64):
+        try:
+            got = gdn.gated_delta_net(x, x, v, g, -g, n_threads=n, qk_l2norm=True)[0]
+            assert (got == want).all()
+        except MemoryError:
+            assert spare < 100 << 20
+print("lives")"""
+    assert python(code) == "lives"
 
 
 def test_omp_num_threads():

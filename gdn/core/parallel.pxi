@@ -1,70 +1,28 @@
-# The engine, used by the Python and the C face alike: the level table, threads, scratch, the loop over work items.
+# Threads: how many a call gets, and the loop over its work items.  Used by the Python and the C face alike.
+#
+# Needs: level.pxd (gdn_item_fn), status.pxi (count_argument).
 
-cdef extern from *:
-    """
-    #ifdef _OPENMP
-    #include <omp.h>
-    #define GDN_OPENMP 1
-    #else
-    #define GDN_OPENMP 0
-    static inline int omp_get_max_threads(void) { return 1; }
-    static inline int omp_get_num_threads(void) { return 1; }
-    static inline int omp_get_thread_num(void)  { return 0; }
-    static inline int omp_in_parallel(void)     { return 0; }
-    #endif
-    #if defined(__unix__) || defined(__APPLE__)
-    #include <pthread.h>
-    static int gdn_forked = 0;
-    static void gdn_mark_forked(void) { gdn_forked = 1; }
-    static void gdn_watch_forks(void) { pthread_atfork(NULL, NULL, gdn_mark_forked); }
-    #else
-    static int gdn_forked = 0;
-    static void gdn_watch_forks(void) { }
-    #endif
-    static inline int64_t gdn_claim(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
-    """
+cdef extern from "parallel.h" nogil:
     int GDN_OPENMP
     int gdn_forked
-    void gdn_watch_forks() nogil
-    int64_t gdn_claim(int64_t *counter) nogil
-    int omp_get_max_threads() nogil
-    int omp_get_num_threads() nogil
-    int omp_get_thread_num() nogil
-    int omp_in_parallel() nogil
+    void gdn_watch_forks()
+    int gdn_affinity()
+    int gdn_within_quota(int n_cpus, const char *root, const char *membership)
+    int gdn_startable(int n, int n_cpus)
+    void gdn_parallel(void (*work)(void *run, int64_t i, int64_t n) noexcept nogil, void *run, int n_workers)
+    int64_t gdn_claim(int64_t *counter)
+    int omp_get_max_threads()
+    int omp_in_parallel()
 
 cdef extern from "cpu.h" nogil:
-    int gdn_cpu_level()
     uint64_t gdn_flush_begin()
     void gdn_flush_end(uint64_t mode)
 
-cdef const gdn_level *level = NULL
-cdef int threads_set = 0          # set_num_threads; 0 = not set
-cdef int threads_usable = 1       # what affinity and the cgroup quota leave this process
-
-# A forked child of a process whose OpenMP runtime has started hangs at its first parallel region: it runs serial.
-gdn_watch_forks()
-
-LEVELS = ("base", "v3", "v4")
-
-
-cdef void load_level() except *:
-    """Import the best level module this machine runs, or the one GDN_LEVEL names."""
-    global level
-    best = gdn_cpu_level()
-    name = os.environ.get("GDN_LEVEL") or LEVELS[best]
-    if name not in LEVELS:
-        raise ImportError(f"GDN_LEVEL={name!r} is not one of {', '.join(LEVELS)}")
-    if LEVELS.index(name) > best:
-        raise ImportError(f"GDN_LEVEL={name} asks for more than this machine runs: its best level is {LEVELS[best]}")
-    try:
-        module = importlib.import_module(f"gdn._level_{name}")
-    except ModuleNotFoundError as error:
-        raise ImportError(f"level {name} is not part of this build of gdn: {error}") from None
-    level = <const gdn_level *>PyCapsule_GetPointer(module.table, "gdn._level")
-
+cdef int threads_set              # set_num_threads; 0 = not set
+cdef int cpus_usable              # what affinity and the cgroup quota leave this process; set at the start
 
 cdef enum:
-    MOST_THREADS = 64             # or four for each CPU: OpenMP ends the process when it cannot start one
+    MOST_THREADS = 64             # or four for each CPU, whatever is asked for
 
 
 cdef int choose_threads(int64_t asked, int64_t n_items) noexcept nogil:
@@ -73,11 +31,11 @@ cdef int choose_threads(int64_t asked, int64_t n_items) noexcept nogil:
     if n_items <= 1 or gdn_forked or omp_in_parallel():
         return 1
     if n <= 0:
-        n = threads_set if threads_set > 0 else min(omp_get_max_threads(), threads_usable)
-    return <int>max(1, min(n, n_items, max(MOST_THREADS, 4 * threads_usable)))
+        n = threads_set if threads_set > 0 else min(omp_get_max_threads(), cpus_usable)
+    return <int>max(1, min(n, n_items, max(MOST_THREADS, 4 * cpus_usable)))
 
 
-cdef struct run:                  # one loop over work items
+cdef struct item_loop:
     gdn_item_fn fn
     const void *job
     int64_t n_items
@@ -88,8 +46,9 @@ cdef struct run:                  # one loop over work items
     size_t scratch_per_worker
 
 
-cdef void work(run *r, int64_t me, int64_t n_workers) noexcept nogil:
-    """One worker's part of a run."""
+cdef void run_share(void *loop, int64_t me, int64_t n_workers) noexcept nogil:
+    """One worker's items."""
+    cdef item_loop *r = <item_loop *>loop
     cdef int64_t share = r.n_items // n_workers, rest = r.n_items % n_workers
     cdef int64_t item = gdn_claim(&r.claimed) if r.claim else me * share + min(me, rest)
     cdef int64_t stop = r.n_items if r.claim else item + share + (me < rest)
@@ -105,12 +64,37 @@ cdef void work(run *r, int64_t me, int64_t n_workers) noexcept nogil:
 cdef void run_items(gdn_item_fn fn, const void *job, int64_t n_items, int n_workers, bint flush, bint claim=False,
                     char *scratch=NULL, size_t scratch_per_worker=0) noexcept nogil:
     """Run every item once.  Serial calls do not enter an OpenMP region, so that they work anywhere."""
-    cdef run r
-    cdef run *shared = &r
+    cdef item_loop r
     r.fn, r.job, r.n_items, r.flush, r.claim, r.claimed = fn, job, n_items, flush, claim, 0
     r.scratch, r.scratch_per_worker = scratch, scratch_per_worker
-    if n_workers <= 1:
-        work(shared, 0, 1)
-        return
-    with parallel(num_threads=n_workers):
-        work(shared, omp_get_thread_num(), omp_get_num_threads())
+    if n_workers > 1:
+        n_workers = gdn_startable(n_workers, cpus_usable)
+    if n_workers > 1:
+        gdn_parallel(run_share, &r, n_workers)
+    else:
+        run_share(&r, 0, 1)
+
+
+# ---- from Python -----------------------------------------------------------------------------------------------
+
+def set_num_threads(n):
+    """Largest number of threads of calls without ``n_threads``; None goes back to the default: what OpenMP would use
+    (OMP_NUM_THREADS, threadpoolctl) within the CPUs this process may run on.  ValueError below 1, TypeError for no integer."""
+    global threads_set
+    threads_set = 0 if n is None else threads_argument(n)
+
+
+def get_num_threads():
+    """Largest number of threads a call without ``n_threads`` uses."""
+    return choose_threads(0, 2**31 - 1)
+
+
+cdef int32_t threads_argument(n_threads) except -1:
+    """n_threads of a call; None is 0, the default."""
+    return 0 if n_threads is None else <int32_t>min(count_argument(n_threads, "n_threads"), <int64_t>65536)
+
+
+def within_quota(int n_cpus, str root, str membership):
+    """n_cpus within the CPU quota that the files of a cgroup file system at `root` and a membership file give."""
+    cdef bytes c_root = os.fsencode(root), c_membership = os.fsencode(membership)
+    return gdn_within_quota(n_cpus, c_root, c_membership)

@@ -3,16 +3,37 @@
 #define GDN_CPU_H
 
 #include <stdint.h>
+#include <string.h>
+
+static const char *const gdn_levels[3] = { "base", "v3", "v4" };
+
+/* 0 base, 1 v3, 2 v4; -1 for anything else. */
+static inline int gdn_level_named(const char *name)
+{
+    int i;
+    for (i = 2; i >= 0 && strcmp(name, gdn_levels[i]) != 0; i--)
+        ;
+    return i;
+}
 
 #if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
 #include <xmmintrin.h>
 
-/* 0 base, 1 v3, 2 v4.  __builtin_cpu_supports asks the operating system's saved-state mask too. */
+/* The best level, -1 if not even base runs.  Levels are compiled for x86-64-v2, v3 and v4, and every instruction of those
+ * may be used: so each is asked for.  __builtin_cpu_supports asks the operating system's saved-state mask too. */
 static inline int gdn_cpu_level(void)
 {
+    const unsigned v2 = bit_SSE3 | bit_SSSE3 | bit_CMPXCHG16B | bit_SSE4_1 | bit_SSE4_2 | bit_POPCNT;
+    const unsigned v3 = bit_FMA | bit_MOVBE | bit_OSXSAVE | bit_F16C;
+    unsigned a, b, ecx = 0, extended = 0, d;
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2")
-        || !__builtin_cpu_supports("bmi"))
+    __get_cpuid(1, &a, &b, &ecx, &d);
+    __get_cpuid(0x80000001, &a, &b, &extended, &d);
+    if ((ecx & v2) != v2 || !(extended & bit_LAHF_LM))
+        return -1;
+    if ((ecx & v3) != v3 || !(extended & bit_LZCNT) || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("bmi")
+        || !__builtin_cpu_supports("bmi2"))
         return 0;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd")
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") ? 2 : 1;

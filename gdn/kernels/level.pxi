@@ -30,16 +30,16 @@ cdef extern from "simd.h":
     const char *GDN_LEVEL_NAME
 
 cdef gdn_level level
-level.name = GDN_LEVEL_NAME
-level.vl = VL
-level.delta_plan = delta_plan
-level.delta_scratch = delta_scratch
-level.delta = delta_item
-level.conv_scratch = conv_scratch
-level.conv = conv_item
-level.l2_norm = l2_norm_item
-level.rms_norm_gated = rms_norm_gated_item
-level.decay_gate = decay_gate_item
-level.solve_tri = solve_tri_item
 
-table = PyCapsule_New(&level, "gdn._level", NULL)
+
+cdef public const void *level_table "GDN_LEVEL_TABLE"() noexcept nogil:
+    """The gdn_level of this module: gdn_level_base, gdn_level_v3 or gdn_level_v4 to a linker, hidden."""
+    level.name, level.vl = GDN_LEVEL_NAME, VL
+    level.delta_plan, level.delta_scratch, level.delta = delta_plan, delta_scratch, delta_item
+    level.conv_scratch, level.conv = conv_scratch, conv_item
+    level.l2_norm, level.rms_norm_gated, level.decay_gate = l2_norm_item, rms_norm_gated_item, decay_gate_item
+    level.solve_tri = solve_tri_item
+    return &level
+
+
+table = PyCapsule_New(<void *>level_table(), "gdn._level", NULL)

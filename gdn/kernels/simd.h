@@ -25,14 +25,17 @@
 enum { VL = 16, MR = 8, NV = 2, NC = 8, HELD_MAX = 8, FETCH_SHARE = 4, CHUNK_MAX = 16, CHUNKED_FROM = 11,
        FEW_ACC = 16, FEW_ROWS = 4, FEW_NV = 4 };
 #define GDN_LEVEL_NAME "v4"
+#define GDN_LEVEL_TABLE gdn_level_v4
 #elif defined(__AVX2__)
 enum { VL = 8, MR = 6, NV = 2, NC = 4, HELD_MAX = 8, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5,
        FEW_ACC = 8, FEW_ROWS = 2, FEW_NV = 2 };
 #define GDN_LEVEL_NAME "v3"
+#define GDN_LEVEL_TABLE gdn_level_v3
 #else
 enum { VL = 4, MR = 6, NV = 2, NC = 4, HELD_MAX = 1, FETCH_SHARE = 1, CHUNK_MAX = 18, CHUNKED_FROM = 5,
        FEW_ACC = 8, FEW_ROWS = 2, FEW_NV = 2 };
 #define GDN_LEVEL_NAME "base"
+#define GDN_LEVEL_TABLE gdn_level_base
 #endif
 
 enum { PAIR_LD = CHUNK_MAX > 16 ? 32 : 16, PAIR_NV = (CHUNK_MAX + VL - 1) / VL };
