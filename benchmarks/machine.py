@@ -26,13 +26,8 @@ def cpu_flags():
 
 def levels():
     """The levels of gdn that this machine runs, the best last."""
-    flags = cpu_flags()
-    found = ["base"]
-    if {"avx2", "fma", "bmi2", "f16c"} <= flags:
-        found.append("v3")
-        if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"} <= flags:
-            found.append("v4")
-    return found
+    known = ["base", "v3", "v4"]
+    return known[:known.index(gdn.show_config("dicts")["best_level"]) + 1]
 
 
 def blas():

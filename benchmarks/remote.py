@@ -31,9 +31,12 @@ class Remote:
     def sample(self, n):
         global on_the_way
         start = time.perf_counter()
-        self.process.stdin.write(f"{n}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
+        try:
+            self.process.stdin.write(f"{n}\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
         if not answer:
             raise RuntimeError(f"the measuring process ended with code {self.process.wait()}")
         on_the_way += time.perf_counter() - start - n * float(answer)

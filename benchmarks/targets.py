@@ -9,14 +9,18 @@ import os
 import subprocess
 import sys
 
+from benchmarks import machine
 from benchmarks.rows import ROWS
 
 
 def measure(name):
     """Run one row; its result as a dict, or {"absent": ...} / {"failed": ...}."""
+    level = ROWS[name].level
+    if level and level not in machine.levels():
+        return {"absent": f"this machine does not run level {level}"}
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    if ROWS[name].level:
-        env["GDN_LEVEL"] = ROWS[name].level
+    if level:
+        env["GDN_LEVEL"] = level
     done = subprocess.run([sys.executable, "-m", "benchmarks.rows", name], env=env, capture_output=True, text=True)
     if done.returncode:
         return {"failed": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}

@@ -27,7 +27,6 @@ cdef extern from "numpy/arrayobject.h":
 
 import_array()
 
-cdef object shares_memory = numpy.shares_memory
 cdef object BARE = object()       # makes an empty Tensor; not reachable from Python
 cdef dict TYPES = {"f32": GDN_TYPE_F32, "f16": GDN_TYPE_F16, "bf16": GDN_TYPE_BF16, "i32": GDN_TYPE_I32}
 

@@ -1,4 +1,6 @@
 # The convolution: a call checked and planned, and its Python faces.
+#
+# Needs: status.pxi, cache_rows.pxi (state_call and its plan), parallel.pxi (choose_threads), dispatch.pxi (level), states.pxi.
 
 cdef gdn_status check_conv(const gdn_conv_args *a, state_call *c, bint in_place) noexcept nogil:
     """Every check of a call but its rows."""

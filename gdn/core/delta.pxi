@@ -1,4 +1,6 @@
 # The delta rule: a call checked and planned, and its Python faces.
+#
+# Needs: status.pxi, cache_rows.pxi (state_call and its plan), parallel.pxi (choose_threads), dispatch.pxi (level), states.pxi.
 
 cdef gdn_status check_delta(const gdn_delta_net_args *a, state_call *c, bint in_place) noexcept nogil:
     """Every check of a call but its rows; fills the job's extents and options."""

@@ -1,4 +1,6 @@
 # The kernels of a whole layer, for gdn/layer.py.
+#
+# Needs: states.pxi (CallArrays, call_on_states), delta.pxi, conv.pxi, rowwise.pxi, table.pxi (api).
 
 cdef void bind_call(gdn_call *c, CallArrays arrays, ndarray rows_in, ndarray rows_out, ndarray cu_seqlens) noexcept:
     """Point a call at the cache in c.state and at checked rows."""

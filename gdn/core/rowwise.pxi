@@ -1,4 +1,6 @@
-# The row-wise kernels and of the triangular solve: `plan_*` checks a call and fills its job, `run_*` runs it.
+# The row-wise kernels and the triangular solve: `plan_*` checks a call and fills its job, `run_*` runs it.
+#
+# Needs: status.pxi, parallel.pxi (run_items, choose_threads), dispatch.pxi (level), delta.pxi (add_unit_axis).
 
 cdef struct rowwise_call:
     gdn_rowwise_job job

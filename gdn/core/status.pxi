@@ -1,4 +1,6 @@
 # Where a refused call explains itself, what becomes of it in Python, and the checks that several calls share.
+#
+# Needs: _checked.pxd (span_of).
 
 cdef extern from *:
     """

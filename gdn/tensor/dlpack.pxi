@@ -1,4 +1,6 @@
 # DLPack, both ways: the exchange structs, taking a capsule in, handing one out.
+#
+# Needs: memory.pxi (block, Memory and its kinds), _checked.pxd (multiply), Tensor and item_size (_tensor.pyx).
 
 cdef struct DLDevice:
     int32_t device_type

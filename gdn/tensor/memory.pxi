@@ -1,4 +1,6 @@
 # Memory in: what a Tensor or an array lies in, who keeps it alive, what its elements are.
+#
+# Needs: dlpack.pxi (open_dlpack, close_dlpack); convert.pxi (is_masked); span (_tensor.pyx).
 
 cdef enum:
     MAX_AXES = 8

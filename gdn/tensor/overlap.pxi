@@ -1,4 +1,22 @@
-# Whether an output shares memory with another array, or with itself: exact.
+# Whether an output shares memory with another array, or with itself: exact, or an error where that takes too long.
+#
+# Needs: _checked.pxd (span_of), memory.pxi (MAX_AXES).
+
+cdef object shares_memory = numpy.shares_memory
+cdef object TooHardError = numpy.exceptions.TooHardError
+
+cdef enum:
+    MOST_WORK = 1000000           # candidates that one test may look at, some 0.1 s: hostile strides have exponentially many
+
+
+cdef bint meet(object a, object b, str a_name, str b_name) except -1:
+    """Whether two arrays have an address in common."""
+    try:
+        return shares_memory(a, b, MOST_WORK)
+    except TooHardError:
+        raise ValueError(f"{a_name}, of shape {a.shape} and strides {a.strides}, may overlap {b_name}, of shape {b.shape} and "
+                         f"strides {b.strides}: finding out takes too long") from None
+
 
 cdef bint array_range(ndarray array, uintptr_t *start, uintptr_t *stop) noexcept:
     """The addresses from the array's first to behind its last byte; False when it has no elements."""
@@ -48,12 +66,12 @@ cdef bint surely_disjoint(ndarray array) noexcept:
     return True
 
 
-cdef bint overlaps_itself(ndarray array) except -1:
+cdef bint overlaps_itself(ndarray array, str name) except -1:
     """Exact.  Two elements that share an address differ first along some axis: shifting both along that axis and the
     axes before it puts one of them at index 0 there, so it is enough to compare index 0 with the rest, axis by axis."""
     head = array
     while head.ndim:
-        if head.shape[0] > 1 and shares_memory(head[:1], head[1:]):
+        if head.shape[0] > 1 and meet(head[:1], head[1:], name, "itself"):
             return True
         head = head[0]
     return False
@@ -64,7 +82,7 @@ cdef int check_overlap(str out_name, ndarray out, tuple others) except -1:
     cdef ndarray other
     if not array_range(out, &start, &stop):
         return 0
-    if not surely_disjoint(out) and overlaps_itself(out):
+    if not surely_disjoint(out) and overlaps_itself(out, out_name):
         raise ValueError(f"{out_name} overlaps itself: shape {(<object>out).shape}, "
                          f"strides {(<object>out).strides}")
     for name, array, may_be_same in others:
@@ -75,6 +93,6 @@ cdef int check_overlap(str out_name, ndarray out, tuple others) except -1:
             continue
         if may_be_same and same_view(out, other):
             continue
-        if shares_memory(out, other):
+        if meet(out, other, out_name, name):
             raise ValueError(f"{out_name} overlaps {name}" + (f" without being exactly {name}" if may_be_same else ""))
     return 0
