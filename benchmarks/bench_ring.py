@@ -33,7 +33,7 @@ def test_begin_commit_from_python(benchmark, n_rollback, kind):
     sizes = [1] * SEQUENCES
     if kind == "array":
         ids, sizes = np.array(ids), np.array(sizes)
-    benchmark(lambda: ring.begin(ids, sizes).commit())
+    benchmark(lambda: ring.begin(ids, sizes).commit(written=True))
     assert ring.position(1000) > 100
     assert benchmark.stats.stats.median < 50e-6
 
@@ -65,7 +65,7 @@ def test_rollback_moves_no_state(benchmark, n_embd_s):
     before = [ring.ssm(layer).numpy().copy() for layer in range(4)]
 
     def again():
-        ring.begin([seq_id], [1]).commit()
+        ring.begin([seq_id], [1]).commit(written=True)
         return (seq_id, 1), {}
 
     benchmark.pedantic(ring.rollback, setup=again, rounds=200)
@@ -89,8 +89,9 @@ def test_decode_through_the_ring(benchmark, n_seqs):
                                         n_threads=1)
 
     def through():
-        with ring.begin(ids, ones) as step:
-            layers(step.rows_in, step.rows_out)
+        step = ring.begin(ids, ones)
+        layers(step.rows_in, step.rows_out)
+        step.commit(written=True)
 
     through()
     expected = out.copy()

@@ -21,4 +21,4 @@ from gdn._version import __version__
 from gdn.batch import Batch
 from gdn.layer import GatedDeltaNet, KimiDeltaAttention
 from gdn.layer_config import LayerConfig
-from gdn.ring import RingFullError, StateLostError, StateRing
+from gdn.ring import RingBusyError, RingFullError, StateLostError, StateRing

@@ -28,6 +28,8 @@ cdef extern from "gdn.h" nogil:
         GDN_ERR_DAMAGED
         GDN_ERR_LOCKED
         GDN_ERR_TWICE
+        GDN_ERR_PENDING
+        GDN_ERR_SPARE
     enum:
         GDN_ABI
         GDN_HEAD_NONE, GDN_HEAD_TILED, GDN_HEAD_INTERLEAVED
@@ -39,7 +41,8 @@ cdef extern from "gdn.h" nogil:
         GDN_ROUND_NEAREST, GDN_ROUND_STOCHASTIC
         GDN_RING_ABI
         GDN_SLOT_FREE, GDN_SLOT_LIVE, GDN_SLOT_LOST, GDN_SLOT_FILLING
-        GDN_MARK_NONE, GDN_MARK_STEP, GDN_MARK_FRESH, GDN_MARK_FILL, GDN_MARK_READ
+        GDN_MARK_NONE, GDN_MARK_STEP, GDN_MARK_FRESH, GDN_MARK_FILL
+        GDN_FORM_PLANES, GDN_FORM_LOG
     ctypedef struct gdn_call:
         gdn_tensor state, state_out
         int64_t n_seqs, n_snapshots, snapshot_nb
@@ -84,28 +87,38 @@ cdef extern from "gdn.h" nogil:
     ctypedef struct gdn_ring_header:
         char magic[8]
         uint32_t abi, header_size
-        int32_t n_slots, n_rollback, n_planes, n_layers, H_v, S_k, S_v, conv_channels, conv_width, n_hints
-        int64_t nbytes, n_embd_s, n_embd_r
-        int64_t slots_offset, journal_offset, hints_offset
-        int64_t ssm_offset, ssm_row_nb, conv_offset, conv_row_nb, layer_nb
+        int64_t nbytes
+        uint64_t tag, nonce
+        int32_t form, dtype, n_slots, n_rollback, n_planes, n_layers, H_k, H_v, S_k, S_v, per_channel
+        int32_t conv_channels, conv_width, log_capacity, n_entries, n_spare, n_ids, head_map
+        int64_t n_rows, n_embd_s, n_embd_r
+        int64_t slots_offset, readers_offset, journal_offset, lists_offset, list_nb, spares_offset, ids_offset, free_offset
+        int64_t ssm_offset, ssm_row_nb, conv_offset, conv_row_nb
+        int64_t log_offset, entry_nb, entry_d, entry_g, entry_x, layer_nb
         uint32_t checksum, lock, sequence, n_journal, last_step
+        int32_t n_spare_free
     ctypedef struct gdn_ring_slot:
         int64_t seq_id, position
-        int32_t state, head, valid, mark
-        uint32_t step
-        int32_t next
-        uint32_t owner
-        int32_t touched
         uint64_t owner_start
         int64_t n_tokens
-    ctypedef struct gdn_ring_entry:
+        int32_t state, mark
+        uint32_t owner, step
+        int32_t next, id_at
+        int32_t head, valid, touched
+        int32_t row, zero, order, first, n_log, new_row, n_kept, n_new, n_tree, tree
+    ctypedef struct gdn_ring_readers:
+        uint32_t count[8]
+        uint32_t owner[8]
+        uint64_t owner_start[8]
+    ctypedef struct gdn_ring_undo:
         int32_t slot
         gdn_ring_slot old
     ctypedef struct gdn_ring_params:
         uint32_t size
         int32_t n_slots, n_rollback, n_layers, H_v, S_k, S_v
         int32_t conv_channels, conv_width
-        int32_t spare
+        int32_t spare, form, H_k, per_channel, log_capacity, n_spare, dtype, head_map
+        uint64_t tag
     ctypedef struct gdn_ring_step:
         uint32_t size
         uint32_t step
@@ -118,6 +131,15 @@ cdef extern from "gdn.h" nogil:
         int64_t *rows_out
         int64_t failed
         int32_t first
+        uint64_t nonce
+        int64_t n_log_in, n_log_out
+        int64_t *log_in
+        int64_t *log_out
+        const int64_t *parents
+        const int64_t *forks
+        int64_t n_forks, max_checkpoints
+        int64_t *checkpoints
+        int64_t n_checkpoints
     ctypedef struct gdn_api:
         uint32_t abi
         uint32_t size
@@ -151,3 +173,9 @@ cdef extern from "gdn.h" nogil:
         gdn_status (*ring_load)(gdn_ring_header *, int64_t, const void *, size_t) noexcept nogil
         gdn_status (*ring_conv)(gdn_ring_header *, int64_t, gdn_tensor *) noexcept nogil
         gdn_status (*ring_ssm)(gdn_ring_header *, int64_t, gdn_tensor *) noexcept nogil
+        gdn_status (*ring_log)(gdn_ring_header *, int64_t, gdn_tensor *, gdn_tensor *, gdn_tensor *,
+                               gdn_tensor *) noexcept nogil
+        gdn_status (*ring_accept)(gdn_ring_header *, int64_t, const int64_t *, int64_t) noexcept nogil
+        gdn_status (*ring_copy_state)(gdn_ring_header *, int64_t, int64_t) noexcept nogil
+        gdn_status (*ring_save_state_size)(gdn_ring_header *, int64_t, size_t *) noexcept nogil
+        gdn_status (*ring_save_state)(gdn_ring_header *, int64_t, void *, size_t, size_t *) noexcept nogil

@@ -47,13 +47,16 @@ LEAST = {args: args.call.offset + Call.log_in.offset for args in (DeltaArgs, Con
 
 class Params(ctypes.Structure):
     _fields_ = [("size", c_uint32), *[(name, c_int32) for name in (
-        "n_slots", "n_rollback", "n_layers", "H_v", "S_k", "S_v", "conv_channels", "conv_width", "spare")]]
+        "n_slots", "n_rollback", "n_layers", "H_v", "S_k", "S_v", "conv_channels", "conv_width", "spare", "form", "H_k",
+        "per_channel", "log_capacity", "n_spare", "dtype", "head_map")], ("tag", c_uint64)]
 
 
 class StepArgs(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("step", c_uint32), ("n_seqs", c_int64), ("n_snapshots", c_int64),
                 *[(name, INT64S) for name in ("seq_ids", "n_tokens", "positions", "rows_in", "rows_out")],
-                ("failed", c_int64), ("first", c_int32), ("reserved", c_int32)]
+                ("failed", c_int64), ("first", c_int32), ("reserved", c_int32), ("nonce", c_uint64), ("n_log_in", c_int64),
+                ("n_log_out", c_int64), *[(name, INT64S) for name in ("log_in", "log_out", "parents", "forks")],
+                ("n_forks", c_int64), ("max_checkpoints", c_int64), ("checkpoints", INT64S), ("n_checkpoints", c_int64)]
 
 
 def function(*types, result=c_int32):
@@ -89,7 +92,12 @@ class Api(ctypes.Structure):
                 ("ring_save", function(c_void_p, id_, c_void_p, c_size_t, size)),
                 ("ring_load", function(c_void_p, id_, c_void_p, c_size_t)),
                 ("ring_conv", function(c_void_p, c_int64, tensor)),
-                ("ring_ssm", function(c_void_p, c_int64, tensor))]
+                ("ring_ssm", function(c_void_p, c_int64, tensor)),
+                ("ring_log", function(c_void_p, c_int64, tensor, tensor, tensor, tensor)),
+                ("ring_accept", function(c_void_p, id_, INT64S, c_int64)),
+                ("ring_copy_state", function(c_void_p, id_, id_)),
+                ("ring_save_state_size", function(c_void_p, id_, size)),
+                ("ring_save_state", function(c_void_p, id_, c_void_p, c_size_t, size))]
 
 
 def tensor(x):

@@ -75,13 +75,13 @@ def run_layers(ring, truth, step, keys, layers=range(LAYERS)):
         parts = [truth.tokens[key][layer] for key in flat]
         empty = [np.zeros((1, 0, *shape), np.float32) for shape in ((H_K, S_K), (H_K, S_K), (H_V, S_V), (H_V,), (H_V,))]
         q, k, v, g, beta = (np.concatenate([empty[i], *(part[i] for part in parts)], 1) for i in range(5))
-        out = gdn.gated_delta_net_inplace(q, k, v, g, beta, ring.ssm(layer), step.rows_in, step.rows_out,
+        out = gdn.gated_delta_net_inplace(q, k, v, g, beta, step.ssm(layer), step.rows_in, step.rows_out,
                                           cu_seqlens=cu_seqlens, head_map="tiled")
         for t, key in enumerate(flat):
             expected = truth.outputs[key][layer]
             assert np.abs(out[0, t] - expected).max() <= BOUND * max(np.abs(expected).max(), 1)
         x = np.array([p[5] for p in parts], np.float32).reshape(-1, CHANNELS)
-        out = gdn.causal_conv1d_inplace(x[None], truth.weights[layer], None, ring.conv(layer), step.rows_in,
+        out = gdn.causal_conv1d_inplace(x[None], truth.weights[layer], None, step.conv(layer), step.rows_in,
                                         step.rows_out, cu_seqlens=cu_seqlens)
         for t, key in enumerate(flat):
             assert np.abs(out[0, t] - truth.conv_outputs[key][layer]).max() <= BOUND * 10
@@ -298,7 +298,7 @@ class Pair:
         if end != "with":
             step.commit()
         with pytest.raises(ValueError, match="already committed"):
-            step.commit()
+            step.commit(written=True)
         for seq_id, mine, planes, new, out in zip(ids, keys, touched, fresh, step.rows_out, strict=True):
             self.model[seq_id].advance(mine, planes, new)
             for back, row in enumerate(out[out >= 0]):
@@ -342,23 +342,26 @@ class Pair:
             self.truth.check([EMPTY, *sequence.keys][-1], *read_rows(self.ring, row))
 
 
-# The header's and the slot records' fields, as gdn.h's table gives them.
-HEADER = np.dtype({"names": ["n_slots", "slots_offset", "journal_offset", "lock", "sequence", "n_journal", "last_step"],
-                   "formats": ["<i4", "<i8", "<i8", "<u4", "<u4", "<u4", "<u4"],
-                   "offsets": [16, 80, 88, 192, 196, 200, 204], "itemsize": 256})
-SLOT = np.dtype([("seq_id", "<i8"), ("position", "<i8"), ("state", "<i4"), ("head", "<i4"), ("valid", "<i4"),
-                 ("mark", "<i4"), ("step", "<u4"), ("next", "<i4"), ("owner", "<u4"), ("touched", "<i4"),
-                 ("owner_start", "<u8"), ("n_tokens", "<i8")])
-ENTRY = np.dtype([("slot", "<i4"), ("reserved", "<i4"), ("old", SLOT)])
+# The header's and the records' fields, as gdn.h's table gives them.
+HEADER = np.dtype({"names": ["nonce", "n_slots", "slots_offset", "readers_offset", "journal_offset", "ids_offset", "lock",
+                             "sequence", "n_journal", "last_step"],
+                   "formats": ["<u8", "<i4", "<i8", "<i8", "<i8", "<i8", "<u4", "<u4", "<u4", "<u4"],
+                   "offsets": [32, 48, 136, 144, 152, 184, 384, 388, 392, 396], "itemsize": 512})
+SLOT = np.dtype([("seq_id", "<i8"), ("position", "<i8"), ("owner_start", "<u8"), ("n_tokens", "<i8"),
+                 *((name, "<u4" if name in ("owner", "step") else "<i4") for name in (
+                     "state", "mark", "owner", "step", "next", "id_at", "head", "valid", "touched", "row", "zero", "order",
+                     "first", "n_log", "new_row", "n_kept", "n_new", "n_tree", "tree")), ("reserved", "<i4", 5)])
+READERS = np.dtype([("count", "<u4", 8), ("owner", "<u4", 8), ("owner_start", "<u8", 8)])
+UNDO = np.dtype([("slot", "<i4"), ("reserved", "<i4"), ("old", SLOT)])
 
 
 def fields(buffer):
     """A ring's header, slot records and journal, as arrays over its memory."""
     buffer = np.frombuffer(buffer, np.uint8)
-    header = buffer[:256].view(HEADER)
+    header = buffer[:512].view(HEADER)
     n, slots, journal = (int(header[name][0]) for name in ("n_slots", "slots_offset", "journal_offset"))
     return (header, buffer[slots:slots + n * SLOT.itemsize].view(SLOT),
-            buffer[journal:journal + n * ENTRY.itemsize].view(ENTRY))
+            buffer[journal:journal + n * UNDO.itemsize].view(UNDO))
 
 
 class Run:

@@ -63,12 +63,12 @@ def test_a_ring_checks_what_a_batch_says():
     with ring.begin(gdn.Batch([2, 1, -1, 2])) as step:
         assert step.seq_ids.tolist() == [2, 1] and step.n_tokens.tolist() == [2, 1]
         assert step.ring is ring and step.is_open and step.batch.n_tokens == 4
+        step.ssm(0)
     assert not step.is_open
     assert (ring.position(1), ring.position(2)) == (1, 2)
     with pytest.raises(ValueError, match="sequence 2 stands at position 2, the step begins at 3"):
         ring.begin(gdn.Batch([1, 2], [1, 3]))
-    with ring.begin(gdn.Batch([1, 2], [0, 2])):
-        pass
+    ring.begin(gdn.Batch([1, 2], [0, 2])).commit(written=True)
     assert (ring.position(1), ring.position(2)) == (1, 3)
     with pytest.raises(KeyError):
         ring.begin(gdn.Batch([1, 3]))

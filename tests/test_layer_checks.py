@@ -103,8 +103,10 @@ def test_calls_are_checked(case):
         other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, name: n + 1})
         other.acquire(7)
         other.acquire(8)
-        with other.begin(batch) as step, pytest.raises(ValueError, match=f"the ring has .*'{name}': {n + 1}.* the layer .*"):
+        step = other.begin(batch)
+        with pytest.raises(ValueError, match=f"the ring has .*'{name}': {n + 1}.* the layer .*"):
             case.layer(x, batch, step, 0)
+        step.abort()
 
 
 def test_arguments_are_mappings(case):

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from ring_model import EMPTY, ENTRY, EXTENTS, LAYERS, Run, Truth, committed_row, fields, pool, read_rows, run_layers
+from ring_model import EMPTY, EXTENTS, LAYERS, UNDO, Run, Truth, committed_row, fields, pool, read_rows, run_layers
 
 import gdn
 
@@ -20,7 +20,9 @@ def test_attached_rings_are_one():
     first.acquire(4)
     assert second.seq_ids == [4]
     with first.begin([4], [1]) as step:
-        first.ssm(1).numpy()[step.rows_out[0, 0]] = 2.5
+        step.ssm(1).numpy()[step.rows_out[0, 0]] = 2.5
+        step.mark(0)
+        step.mark(1)
         assert second.position(4) == 0
     assert second.position(4) == 1
     assert (read_rows(second, committed_row(second, 4))[0][1] == 2.5).all()
@@ -75,7 +77,7 @@ def whole():
 
 
 @pytest.mark.parametrize("slot, name, value", [
-    (0, "state", -1), (0, "state", 0), (0, "state", 3), (0, "state", 4), (0, "mark", -1), (0, "mark", 3), (0, "mark", 5),
+    (0, "state", -1), (0, "state", 0), (0, "state", 3), (0, "state", 4), (0, "mark", -1), (0, "mark", 3), (0, "mark", 4),
     (0, "seq_id", -1), (0, "head", -1), (0, "head", 3), (0, "valid", -1), (0, "valid", 3), (0, "position", -1),
     (0, "touched", -1), (0, "touched", 4), (0, "n_tokens", -1), (0, "next", -2), (0, "next", 2),
     (1, "state", 1), (1, "mark", 1), (1, "seq_id", 5)])
@@ -90,9 +92,9 @@ def test_a_record_out_of_range_is_refused(whole, slot, name, value):
 def test_a_damaged_journal_is_refused(whole, n_journal, slot):
     """Of a slot that is not there, or of more than there are."""
     header, slots, _ = fields(whole)
-    at = header["journal_offset"][0] + (n_journal - 1) * ENTRY.itemsize
+    at = header["journal_offset"][0] + (n_journal - 1) * UNDO.itemsize
     header["sequence"], header["n_journal"] = 1, n_journal
-    entry = np.frombuffer(whole, ENTRY, 1, at)
+    entry = np.frombuffer(whole, UNDO, 1, at)
     entry["slot"], entry["old"] = slot, slots[0]
     with pytest.raises(ValueError, match="no ring"):
         gdn.StateRing(whole)
@@ -100,10 +102,10 @@ def test_a_damaged_journal_is_refused(whole, n_journal, slot):
 
 def test_damaged_rings_are_refused(whole):
     whole = bytes(whole)
-    for length in (0, 100, 255, 256, len(whole) - 1):
+    for length in (0, 100, 511, 512, len(whole) - 1):
         with pytest.raises(ValueError, match="no ring"):
             gdn.StateRing(bytearray(whole[:length]))
-    for byte in range(144):                     # extents, offsets and strides
+    for byte in range(380):                     # extents, offsets and strides
         for value in (0, 1, 0x7F, 0xFF):
             bent = bytearray(whole)
             if bent[byte] == value:
@@ -115,7 +117,7 @@ def test_damaged_rings_are_refused(whole):
     refused = 0
     for _ in range(3000):                       # anything else, several at a time: an answer or an error, never a crash
         bent = bytearray(whole)
-        for at in rng.integers(192, 256 + 2 * 64 + 2 * 72 + 64, rng.integers(1, 4)):
+        for at in rng.integers(384, 512 + 2 * 128 + 2 * 128 + 2 * 136 + 64, rng.integers(1, 4)):
             bent[at] = rng.integers(256)
         try:
             other = gdn.StateRing(bent)
@@ -123,7 +125,7 @@ def test_damaged_rings_are_refused(whole):
                 step = other.begin([seq_id], [2])
                 for rows in (step.rows_in, step.rows_out):
                     assert ((-1 <= rows) & (rows < 2 * 3)).all(), "rows that the ring does not have"
-                step.commit()
+                step.commit(written=True)
             other.acquire(12345)
         except (ValueError, gdn.RingFullError, gdn.StateLostError):
             refused += 1
@@ -139,8 +141,8 @@ def test_rows_above_four_gigabytes():
     ring.acquire(1, slot=511)
     with ring.begin([1], [2]) as step:
         for layer in range(3):
-            ring.ssm(layer).numpy()[step.rows_out[0, 0], 31, 127, 127] = layer + 1
-            ring.conv(layer).numpy()[step.rows_out[0, 0], 0, 8191, 2] = -layer - 1
+            step.ssm(layer).numpy()[step.rows_out[0, 0], 31, 127, 127] = layer + 1
+            step.conv(layer).numpy()[step.rows_out[0, 0], 0, 8191, 2] = -layer - 1
     row = committed_row(ring, 1)
     assert row == 2 * 512 + 511
     start, seen = ring.address, np.frombuffer(memory, np.float32)
@@ -163,7 +165,7 @@ def test_without_convolution():
     assert ring.conv(0).ne == (0, 0, 1, 6)
     ring.acquire(0)
     with ring.begin([0], [1]) as step:
-        ring.ssm(0).numpy()[step.rows_out[0]] = 1
+        step.ssm(0).numpy()[step.rows_out[0]] = 1
     ring.load(1, ring.save(0))
     assert (ring.ssm(0).numpy()[committed_row(ring, 1)] == 1).all()
 
@@ -239,7 +241,7 @@ def test_one_sequence_from_many_threads():
             try:
                 step = ring.begin([0], [1])
                 os.sched_yield()
-                step.commit()
+                step.commit(written=True)
                 outcome = "committed"
             except ValueError as error:
                 assert "in a step" in str(error)

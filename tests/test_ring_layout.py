@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import missing
-from ring_model import ENTRY, EXTENTS, HEADER, SLOT
+from ring_model import EXTENTS, HEADER, READERS, SLOT, UNDO
 
 import gdn
 
 HEADER_FILE = Path(gdn.__file__).parent / "include" / "gdn.h"
+SIZES = {"gdn_ring_header": 512, "gdn_ring_slot": 128, "gdn_ring_readers": 128, "gdn_ring_undo": 136}
 STRICT = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
 COMPILERS = {
     "c11": (["cc", "-std=c11", "-pedantic"], "c"),
@@ -34,7 +35,7 @@ def table():
 
 def test_the_table_is_complete():
     rows = table()
-    for struct, total in (("gdn_ring_header", 256), ("gdn_ring_slot", 64), ("gdn_ring_entry", 72)):
+    for struct, total in SIZES.items():
         at = 0
         for _, name, offset, size in [row for row in rows if row[0] == struct]:
             assert offset == at, name
@@ -53,7 +54,7 @@ def test_offsets(compiler, tmp_path):
         lines += [f'{check}(offsetof({struct}, {name}) == {offset}, "{name}");',
                   f'{check}(sizeof((({struct} *)0)->{name}) == {size}, "{name}");']
     lines += [f'{check}(sizeof({s}) == {n} && {a}({s}) == 4, "{s}");' for s, n in
-              (("gdn_ring_header", 256), ("gdn_ring_slot", 64), ("gdn_ring_entry", 72))
+              SIZES.items()
               for a in ["alignof" if suffix == "cc" else "_Alignof"]]
     source = tmp_path / f"layout.{suffix}"
     source.write_text("\n".join(lines) + "\n")
@@ -75,6 +76,6 @@ def test_what_a_ring_says_is_where_the_table_says():
             assert rows.data == ring.address + at[f"{kind}_offset"] + layer * at["layer_nb"]
             assert rows.nb[3] == at[f"{kind}_row_nb"]
     offsets = {(struct, name): offset for struct, name, offset, _ in table()}
-    for struct, dtype in (("gdn_ring_header", HEADER), ("gdn_ring_slot", SLOT), ("gdn_ring_entry", ENTRY)):
+    for struct, dtype in zip(SIZES, (HEADER, SLOT, READERS, UNDO), strict=True):
         for name in dtype.names:
             assert dtype.fields[name][1] == offsets[struct, name]

@@ -127,7 +127,7 @@ def test_killed_in_place_is_lost():
         with pytest.raises(gdn.StateLostError):
             ring.begin([0], [1])
         ring.load(0, saved)
-        ring.begin([0], [1]).commit()
+        ring.begin([0], [1]).commit(written=True)
 
 
 def test_a_living_process_keeps_its_step_and_commits():
@@ -141,7 +141,7 @@ def test_a_living_process_keeps_its_step_and_commits():
             step = ring.begin([0, 1], [1, 2])
             os.write(say, b"b")
             os.read(told, 1)
-            step.commit()
+            step.commit(written=True)
             os.write(say, b"c")
         finally:
             os._exit(0)
@@ -166,13 +166,13 @@ def test_a_forked_child_does_not_end_its_parents_step():
         code = 1
         try:
             with pytest.raises(ValueError, match="another process"):
-                step.commit()
+                step.commit(written=True)
             del step                            # nor abort it by dropping it
             code = 0
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
-    step.commit()
+    step.commit(written=True)
     assert ring.position(0) == 1
 
 
@@ -184,7 +184,7 @@ def test_a_process_id_used_again_is_not_the_owner():
     slots["owner_start"] ^= 12345
     ring.begin([0], [1]).abort()
     with pytest.raises(ValueError, match="another process"):
-        step.commit()
+        step.commit(written=True)
 
 
 def end_first_thread():
@@ -215,14 +215,14 @@ def test_a_process_whose_first_thread_has_ended_runs():
         with pytest.raises(ValueError, match="in a step"):
             ring.begin([0], [1])
         kill(pid)
-        ring.begin([0], [1]).commit()
+        ring.begin([0], [1]).commit(written=True)
 
 
 @pytest.mark.parametrize("mark", ["acquire", "save", "reset", "lost load"])
 def test_killed_while_moving_bytes(mark):
     memory, ring = shared(2)
     ring.acquire(0)
-    ring.begin([0], [2]).commit()
+    ring.begin([0], [2]).commit(written=True)
     slots = fields(memory)[1]
     kind, state, touched = {"acquire": (3, 3, 0), "save": (4, 1, 0), "reset": (2, 1, 1), "lost load": (2, 2, 3)}[mark]
     slots[0]["mark"], slots[0]["state"], slots[0]["touched"], slots[0]["owner"] = kind, state, touched, dead_pid()
@@ -264,7 +264,7 @@ def test_killed_in_the_middle_of_a_commit(n_done):
         ring.acquire(seq_id)
     step = ring.begin([0, 1, 2], [1, 2, 1])
     before = fields(memory)[1].copy()
-    step.commit()
+    step.commit(written=True)
     header, slots, journal = fields(memory)
     after = slots.copy()
     slots[:] = before
@@ -287,7 +287,7 @@ def child_that_commits(ring, n):
     if pid == 0:
         try:
             while True:
-                ring.begin(range(n), [1] * n).commit()
+                ring.begin(range(n), [1] * n).commit(written=True)
         finally:
             os._exit(1)
     return pid
@@ -311,7 +311,7 @@ def test_killed_at_any_moment():
         assert header["lock"][0] == 0 and header["sequence"][0] % 2 == 0 and not slots["mark"].any()
         assert len(set(slots["position"].tolist())) == len(set(slots["head"].tolist())) == 1
         assert {other.position(i) for i in range(n)} == set(slots["position"].tolist())
-        ring.begin(range(n), [1] * n).commit()
+        ring.begin(range(n), [1] * n).commit(written=True)
     assert ring.position(0) > 100
     print(f"{half_changes} of 60 kills fell into a change")
 
@@ -353,7 +353,7 @@ def test_processes_and_threads_share_the_lock():
                     ids = [worker * 1000 + i, worker * 1000 + 500 + i]
                     for seq_id in ids:
                         mine.acquire(seq_id)
-                    mine.begin(ids, [2, 1]).commit()
+                    mine.begin(ids, [2, 1]).commit(written=True)
                     assert [mine.position(seq_id) for seq_id in ids] == [2, 1]
                     mine.release(ids[0])
                     mine.release(ids[1])
@@ -411,7 +411,7 @@ def test_the_lock_is_lost_while_bytes_move(call):
         header["lock"] = 0
     assert errors == ["the ring's lock is held by a process that does not let go"]
     assert ring.seq_ids == [1]
-    ring.begin([1], [1]).commit()
+    ring.begin([1], [1]).commit(written=True)
     ring.acquire(2)
     ring.release(1)
 

@@ -1,5 +1,6 @@
 """StateRing: steps that fail, copies, and what is saved and loaded."""
 
+import functools
 import gc
 import struct
 import zlib
@@ -62,7 +63,7 @@ def test_step_numbers_wrap_past_zero():
     ring.acquire(0)
     last_step = fields(buffer)[0]["last_step"]
     last_step[:] = 2**32 - 1
-    ring.begin([0], [1]).commit()
+    ring.begin([0], [1]).commit(written=True)
     assert ring.position(0) == 1 and last_step == 1
 
 
@@ -70,12 +71,12 @@ def test_positions_do_not_overflow(one):
     """The longest steps there are; a sequence that stands beyond can only start afresh."""
     most = 2**62 - 1
     for _ in range(2):
-        one.ring.begin([0], [most]).commit()
+        one.ring.begin([0], [most]).commit(written=True)
     for n in (0, 1, most):
         with pytest.raises(ValueError, match=f"{2 * most}, beyond .* none can be continued"):
             one.ring.begin([0], [n])
     assert one.ring.position(0) == 2 * most
-    one.ring.begin(Lengths([0], [1], [True])).commit()
+    one.ring.begin(Lengths([0], [1], [True])).commit(written=True)
     assert one.ring.position(0) == 1
 
 
@@ -84,7 +85,7 @@ def test_a_dropped_step_is_aborted(one):
     with pytest.raises(ValueError, match="in a step"):
         one.ring.begin([0], [1])
     del step
-    one.ring.begin([0], [1]).commit()
+    one.ring.begin([0], [1]).commit(written=True)
 
 
 def test_a_step_in_a_dying_cycle_is_aborted(one):
@@ -99,7 +100,7 @@ def test_a_step_in_a_dying_cycle_is_aborted(one):
     cycle.append(cycle)
     del cycle
     gc.collect()
-    one.ring.begin([0], [1]).commit()
+    one.ring.begin([0], [1]).commit(written=True)
 
 
 def test_refused_begin_changes_nothing():
@@ -146,7 +147,7 @@ def test_a_step_keeps_its_own_lists(one):
     step = one.ring.begin(ids, lengths)
     ids[:], lengths[:] = 9, 9
     assert (step.seq_ids, step.n_tokens) == ([0], [2])
-    step.commit()
+    step.commit(written=True)
 
 
 def test_a_sequence_being_filled_is_busy():
@@ -166,16 +167,15 @@ def test_a_step_of_a_ring_made_anew_closes_nothing():
     buffer = bytearray(gdn.StateRing.nbytes_for(1, **EXTENTS))
     ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
     ring.acquire(0)
-    with ring.begin([0], [1]):
-        pass
     stale = ring.begin([0], [1])
     ring = gdn.StateRing.create(1, **EXTENTS, buffer=buffer)
     ring.acquire(0)
-    with ring.begin([0], [3]):
-        for close in (stale.commit, stale.abort):
-            with pytest.raises(ValueError, match="another process, or its ring was made anew"):
-                close()
-    del stale
+    step = ring.begin([0], [3])                 # the same number, of the same process
+    for close in (functools.partial(stale.commit, True), stale.abort):
+        with pytest.raises(ValueError, match="another process, or its ring was made anew"):
+            close()
+    del close, stale
+    step.commit(written=True)
     assert ring.position(0) == 3
 
 
@@ -223,12 +223,12 @@ def test_damaged_bytes_are_refused():
     data = run.ring.save(0)
     before = run.ring.seq_ids, run.ring.n_free
     assert zlib.crc32(data[16:]) == int.from_bytes(data[12:16], "little")
-    for length in [*range(0, 80), len(data) - 1]:
+    for length in [*range(0, 100), len(data) - 1]:
         with pytest.raises(ValueError, match="no intact saved sequence"):
             run.ring.load(1, data[:length])
     with pytest.raises(ValueError, match="no intact"):
         run.ring.load(1, data + b"\0")
-    for bit in [*range(64 * 8), *range(64 * 8, len(data) * 8, 131)]:
+    for bit in [*range(88 * 8), *range(88 * 8, len(data) * 8, 131)]:
         bent = bytearray(data)
         bent[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ValueError, match="no intact saved sequence"):
@@ -236,8 +236,8 @@ def test_damaged_bytes_are_refused():
     assert (run.ring.seq_ids, run.ring.n_free) == before
 
 
-@pytest.mark.parametrize("at,form,value", [(16, "<q", 0), (24, "<q", 2), (24, "<q", -1), (56, "<i", -1), (56, "<i", 2),
-                                           (56, "<i", 5), (60, "<i", 1)])
+@pytest.mark.parametrize("at,form,value", [(16, "<q", 0), (24, "<q", 2), (24, "<q", -1), (24, "<q", 2**62), (76, "<i", -1),
+                                           (76, "<i", 2), (76, "<i", 5), (80, "<i", 1), (84, "<i", 1)])
 def test_sealed_bytes_that_cannot_be_are_refused(one, at, form, value):
     """Sizes, positions and depths that no sequence has, under a checksum that fits."""
     one.step(s0=3)

@@ -42,9 +42,9 @@ def decode(ring, seq_id, tokens):
     with ring.begin([seq_id], [len(tokens)]) as step:
         for layer in range(LAYERS):
             x, g, beta, weight = inputs(tokens, layer)
-            y = gdn.causal_conv1d_inplace(x[None], weight, None, ring.conv(layer), step.rows_in, step.rows_out)
+            y = gdn.causal_conv1d_inplace(x[None], weight, None, step.conv(layer), step.rows_in, step.rows_out)
             q, k, v = np.split(y.reshape(1, -1, 3 * HEADS, S), 3, axis=2)
-            gdn.gated_delta_net_inplace(q, k, v, g[None], beta[None], ring.ssm(layer), step.rows_in, step.rows_out,
+            gdn.gated_delta_net_inplace(q, k, v, g[None], beta[None], step.ssm(layer), step.rows_in, step.rows_out,
                                         qk_l2norm=True)
 
 

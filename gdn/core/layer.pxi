@@ -55,8 +55,7 @@ cdef class LayerKernels:
         if (ring.H_v != self.delta.v.ne[1] or ring.S_v != self.delta.v.ne[0] or ring.S_k != self.delta.q.ne[0]
                 or ring.conv_channels != self.conv.x.ne[0] or ring.conv_width != self.conv.weight.ne[0]):
             raise ValueError(f"the ring has {step.ring.extents}, the layer {self.extents}")
-        if type(il) is not int or not 0 <= il < ring.n_layers:
-            step.ring.ssm(il)                 # says what is wrong with it
+        step.mark(il)
         api.ring_conv(ring, il, &self.conv.call.state)
         api.ring_ssm(ring, il, &self.delta.call.state)
         bind_call(&self.conv.call, self.conv_arrays, rows_in, rows_out, ends)

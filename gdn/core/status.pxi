@@ -21,7 +21,8 @@ cdef extern from *:
         "unknown sequence", "the sequence's state was lost in a step that never committed",
         "already acquired, or already in a step", "rollback deeper than the planes hold",
         "bytes are no ring, truncated, of another abi or shape, or fail their checksum",
-        "a living process holds the ring's lock and does not let go", "a row is written twice" };
+        "a living process holds the ring's lock and does not let go", "a row is written twice",
+        "a committed tree waits for ring_accept", "a step needs more spare rows than the ring has" };
     static const char *gdn_status_string(gdn_status status)
     {
         const int known = sizeof gdn_status_strings / sizeof *gdn_status_strings;

@@ -1,29 +1,11 @@
 # The ring's lock, and changes to slot records that a process killed anywhere in them cannot leave half made.
-
-cdef extern from "process.h" nogil:
-    ctypedef struct gdn_process:
-        uint32_t pid
-        uint64_t start
-    gdn_process gdn_me()
-    void gdn_watch_self()
-    bint gdn_process_is(uint32_t pid, uint64_t start)
-    uint32_t gdn_token(uint32_t pid, uint64_t start)
-    bint gdn_token_runs(uint32_t token)
-    bint gdn_swap(uint32_t *word, uint32_t old, uint32_t new)
-    uint32_t gdn_load(const uint32_t *word)
-    void gdn_store(uint32_t *word, uint32_t value)
-    void gdn_fence()
-    void gdn_pause()
-    void gdn_sleep(long nanoseconds)
-    int64_t gdn_milliseconds()
-    int sched_yield()
+# Needs: ring/layout.pxi (records, lists, tables); ring/process.h.
 
 cdef enum:
     LOCK_SPINS = 200
     LOCK_YIELDS = 50              # rounds of spinning and yielding before sleeping
     LOCK_PATIENCE = 10000         # milliseconds to wait for a living holder
-
-gdn_watch_self()
+    OWNERS = 16                   # processes whose liveness one pass remembers
 
 
 cdef gdn_status lock(gdn_ring_header *ring) noexcept nogil:
@@ -68,87 +50,283 @@ cdef inline void unlock(gdn_ring_header *ring) noexcept nogil:
 # ---------------------------------------------------------------- changes, whole or not at all
 #
 # Before a record is changed it is copied to the journal; a change ends when the journal is emptied by one store.
-# Whoever takes the lock over from a dead holder puts back what the journal holds.
+# Whoever takes the lock over from a dead holder puts back what the journal holds.  What can be told from the records
+# (ids, free slots, spare rows) is not journalled but made anew then.
 
-cdef inline gdn_ring_entry *entry(gdn_ring_header *ring, int64_t i) noexcept nogil:
-    return <gdn_ring_entry *>(<char *>ring + ring.journal_offset) + i
-
-
-cdef inline void change(gdn_ring_header *ring) noexcept nogil:
+cdef inline void begin_change(gdn_ring_header *ring) noexcept nogil:
     gdn_store(&ring.sequence, ring.sequence + 1)
     gdn_fence()
 
 
-cdef inline gdn_ring_slot *touch(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+cdef inline gdn_ring_slot *change(gdn_ring_header *ring, int64_t slot) noexcept nogil:
     """The slot's record, to be changed.  Once per slot and change."""
     cdef gdn_ring_slot *r = record(ring, slot)
-    cdef gdn_ring_entry *e = entry(ring, ring.n_journal)
-    e.slot = <int32_t>slot
-    e.old = r[0]
+    cdef gdn_ring_undo *u = undo_of(ring, ring.n_journal)
+    u.slot = <int32_t>slot
+    u.old = r[0]
     gdn_store(&ring.n_journal, ring.n_journal + 1)
     gdn_fence()
     return r
 
 
-cdef inline void done(gdn_ring_header *ring) noexcept nogil:
+cdef inline void end_change(gdn_ring_header *ring) noexcept nogil:
     gdn_store(&ring.n_journal, 0)
     gdn_fence()
     gdn_store(&ring.sequence, ring.sequence + 1)
 
 
-cdef void undo(gdn_ring_header *ring) noexcept nogil:
-    cdef int64_t i
-    for i in range(<int64_t>ring.n_journal - 1, -1, -1):
-        record(ring, entry(ring, i).slot)[0] = entry(ring, i).old
-    done(ring)
-
-
-cdef gdn_status recover(gdn_ring_header *ring) noexcept nogil:
-    """Undo the change that the dead holder of the lock was making."""
+cdef gdn_status put_records_back(gdn_ring_header *ring) noexcept nogil:
+    """Undo the change under way, or nothing if it was over but for the journal.  Tables are to be made anew."""
     cdef int64_t i
     if ring.n_journal > <uint32_t>ring.n_slots:
         return GDN_ERR_DAMAGED
     for i in range(ring.n_journal):
-        if entry(ring, i).slot < 0 or entry(ring, i).slot >= ring.n_slots:
+        if undo_of(ring, i).slot < 0 or undo_of(ring, i).slot >= ring.n_slots:
             return GDN_ERR_DAMAGED
     if ring.sequence & 1:
-        undo(ring)
+        for i in range(<int64_t>ring.n_journal - 1, -1, -1):
+            record(ring, undo_of(ring, i).slot)[0] = undo_of(ring, i).old
+        gdn_store(&ring.sequence, ring.sequence + 1)
     gdn_store(&ring.n_journal, 0)
     return GDN_OK
 
 
-# ---------------------------------------------------------------- marks of the dead
+cdef gdn_status recover(gdn_ring_header *ring) noexcept nogil:
+    """Undo the change that the dead holder of the lock was making, or that this one gives up."""
+    cdef gdn_status status = put_records_back(ring)
+    return make_tables(ring) if status == GDN_OK else status
+
+
+# ---------------------------------------------------------------- tables that follow from the records
+
+cdef gdn_status make_tables(gdn_ring_header *ring) noexcept nogil:
+    """Ids, free slots and spare rows, from the records.  GDN_ERR_DAMAGED: two slots have one id or one row."""
+    cdef int64_t slot
+    cdef gdn_ring_slot *r
+    cdef bint sound = ring.form != GDN_FORM_LOG or make_spares(ring)
+    memset(ids(ring), 0xff, 4 * <int64_t>ring.n_ids)
+    memset(free_bits(ring), 0, (<int64_t>ring.n_slots + 31) // 32 * 4)
+    for slot in range(ring.n_slots):
+        r = record(ring, slot)
+        r.id_at = NOWHERE
+        if r.state == GDN_SLOT_FREE:
+            set_free(ring, slot)
+        else:
+            sound &= find(ring, r.seq_id) == NOWHERE
+            note_id(ring, slot)
+    return GDN_OK if sound else GDN_ERR_DAMAGED
+
+
+cdef bint make_spares(gdn_ring_header *ring) noexcept nogil:
+    """The spare rows' table; False if a row is anybody's twice.  The id table, made anew next, marks rows meanwhile."""
+    cdef int32_t *taken = ids(ring)
+    cdef gdn_ring_slot *r
+    cdef int64_t slot, row
+    cdef bint sound = True
+    memset(taken, 0, 4 * ring.n_rows)
+    for slot in range(ring.n_slots):
+        r = record(ring, slot)
+        taken[r.row] += 1
+        if borrows(r):
+            taken[r.new_row] += 1
+    ring.n_spare_free = 0
+    for row in range(ring.n_rows):
+        sound &= taken[row] <= 1
+        if taken[row] == 0 and ring.n_spare_free < ring.n_spare:
+            spares(ring)[ring.n_spare_free] = <int32_t>row
+            ring.n_spare_free += 1
+    return sound
+
+
+cdef inline bint borrows(const gdn_ring_slot *r) noexcept nogil:
+    """Whether the slot's step folds into a row that is not the slot's own."""
+    return r.new_row != NOWHERE and r.new_row != r.row
+
+
+cdef inline void give_back(gdn_ring_header *ring, int32_t row) noexcept nogil:
+    spares(ring)[ring.n_spare_free] = row
+    ring.n_spare_free += 1
+
+
+cdef inline void set_free(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+    free_bits(ring)[slot >> 5] |= <uint32_t>1 << (slot & 31)
+
+
+cdef int64_t first_free(gdn_ring_header *ring) noexcept nogil:
+    cdef int64_t i, bit
+    for i in range((<int64_t>ring.n_slots + 31) // 32):
+        if free_bits(ring)[i] != 0:
+            for bit in range(32):
+                if free_bits(ring)[i] >> bit & 1:
+                    return 32 * i + bit
+    return NOWHERE
+
+
+cdef int64_t find(gdn_ring_header *ring, int64_t seq_id) noexcept nogil:
+    """The sequence's slot or -1."""
+    cdef uint32_t mask = <uint32_t>ring.n_ids - 1, at = <uint32_t>gdn_mix(<uint64_t>seq_id)
+    cdef int32_t i, slot
+    if seq_id == NOWHERE:
+        return NOWHERE
+    for i in range(ring.n_ids):
+        slot = ids(ring)[at & mask]
+        if slot == NOWHERE:
+            return NOWHERE
+        if record(ring, slot).seq_id == seq_id:
+            return slot
+        at += 1
+    return NOWHERE
+
+
+cdef inline bint is_stale(gdn_ring_header *ring, uint32_t at) noexcept nogil:
+    """Whether the place of the id table names a slot that is no longer noted there."""
+    cdef int32_t slot = ids(ring)[at]
+    return slot != NOWHERE and record(ring, slot).id_at != <int32_t>at
+
+
+cdef void note_id(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+    """Note the slot under its id, which is not there yet."""
+    cdef uint32_t mask = <uint32_t>ring.n_ids - 1, at = <uint32_t>gdn_mix(<uint64_t>record(ring, slot).seq_id) & mask
+    while ids(ring)[at] != NOWHERE and not is_stale(ring, at):
+        at = (at + 1) & mask
+    ids(ring)[at] = <int32_t>slot
+    record(ring, slot).id_at = <int32_t>at
+
+
+cdef void forget_id(gdn_ring_header *ring, gdn_ring_slot *r) noexcept nogil:
+    """The slot is no longer noted; places that end no search any more are emptied."""
+    cdef uint32_t mask = <uint32_t>ring.n_ids - 1, at = <uint32_t>r.id_at
+    if r.id_at == NOWHERE:
+        return
+    r.id_at = NOWHERE
+    while ids(ring)[(at + 1) & mask] == NOWHERE and is_stale(ring, at):
+        ids(ring)[at] = NOWHERE
+        at = (at - 1) & mask
+
+
+cdef void clear(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+    """The slot is free.  Its row and its list stay."""
+    cdef gdn_ring_slot *r = record(ring, slot)
+    cdef gdn_ring_slot old = r[0]
+    forget_id(ring, r)
+    memset(r, 0, sizeof(gdn_ring_slot))
+    r.seq_id = r.next = r.id_at = r.new_row = NOWHERE
+    r.row, r.zero, r.order, r.first = old.row, 1, old.order, old.first
+    set_free(ring, slot)
+
+
+# ---------------------------------------------------------------- marks of the living and of the dead
 
 cdef inline bint mine(const gdn_ring_slot *r) noexcept nogil:
     cdef gdn_process me = gdn_me()
-    return r.owner == me.pid and r.owner_start == me.start
+    return r.owner == me.pid and (r.owner_start == me.start or r.owner_start == 0 or me.start == 0)
 
 
-cdef bint abandoned(const gdn_ring_slot *r) noexcept nogil:
-    return r.mark != GDN_MARK_NONE and not mine(r) and not gdn_process_is(r.owner, r.owner_start)
+cdef bint is_read(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+    cdef uint32_t *count = readers_of(ring, slot).count
+    cdef uint32_t any = 0
+    cdef int i
+    for i in range(READERS):
+        any |= gdn_load(&count[i])
+    return any != 0
 
 
-cdef void put_back(gdn_ring_header *ring, gdn_ring_slot *r) noexcept nogil:
-    """End what the slot is marked for without its result."""
+cdef uint32_t *begin_read(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+    """Count this process among the slot's readers, with the lock held.  What end_read takes; NULL: there are too many."""
+    cdef gdn_ring_readers *by = readers_of(ring, slot)
+    cdef gdn_process me = gdn_me()
+    cdef int i, place = -1
+    for i in range(READERS - 1, -1, -1):
+        if gdn_load(&by.count[i]) == 0:
+            place = i
+        elif by.owner[i] == me.pid and by.owner_start[i] == me.start:
+            gdn_add_to(&by.count[i], 1)
+            return &by.count[i]
+    if place < 0:
+        return NULL
+    by.owner[place], by.owner_start[place] = me.pid, me.start
+    gdn_store(&by.count[place], 1)
+    return &by.count[place]
+
+
+cdef inline void end_read(uint32_t *count) noexcept nogil:
+    """Without the lock: a reader that cannot get it must not keep writers off."""
+    gdn_add_to(count, <uint32_t>-1)
+
+
+cdef void put_back(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+    """End what the slot is marked for without its result.  Inside a change."""
+    cdef gdn_ring_slot *r = record(ring, slot)
+    if borrows(r):
+        give_back(ring, r.new_row)
     if r.mark == GDN_MARK_FILL:
-        clear(r)
-    elif r.mark != GDN_MARK_READ:
+        clear(ring, slot)
+        return
+    if ring.form == GDN_FORM_PLANES:
         if r.touched >= ring.n_planes:
             r.state, r.valid = GDN_SLOT_LOST, 0
         else:
             r.valid = min(r.valid, ring.n_planes - 1 - r.touched)
-    r.mark = GDN_MARK_NONE
+    r.mark, r.new_row = GDN_MARK_NONE, NOWHERE
 
 
-cdef void resolve(gdn_ring_header *ring, int64_t slot) noexcept nogil:
-    """Put the slot back if its owner is dead.  With the lock held, outside a change."""
-    if abandoned(record(ring, slot)):
-        change(ring)
-        put_back(ring, touch(ring, slot))
-        done(ring)
+cdef bint resolve_dead(gdn_ring_header *ring) noexcept nogil:
+    """Put back what dead processes left; whether there was anything.  Without the lock: records are looked at as they
+    stand, and looked at again under the lock where an owner turns out to be dead.  Each owner is asked for once."""
+    cdef gdn_process owners[OWNERS]
+    cdef bint dead[OWNERS]
+    cdef gdn_ring_slot *r
+    cdef gdn_ring_readers *by
+    cdef int64_t slot
+    cdef int i, n = 0
+    cdef bint found = False
+    for slot in range(ring.n_slots):
+        r, by = record(ring, slot), readers_of(ring, slot)
+        if r.mark != GDN_MARK_NONE and is_dead(r.owner, r.owner_start, owners, dead, &n):
+            found |= resolve_slot(ring, slot, r.owner, r.owner_start)
+        for i in range(READERS):
+            if gdn_load(&by.count[i]) != 0 and is_dead(by.owner[i], by.owner_start[i], owners, dead, &n):
+                found |= resolve_reader(ring, by, i, by.owner[i], by.owner_start[i])
+    return found
 
 
-cdef void resolve_all(gdn_ring_header *ring) noexcept nogil:
-    cdef int64_t i
-    for i in range(ring.n_slots):
-        resolve(ring, i)
+cdef bint is_dead(uint32_t pid, uint64_t start, gdn_process *owners, bint *dead, int *n) noexcept nogil:
+    """Whether that process is gone; owners and dead remember the last n % OWNERS answers."""
+    cdef gdn_process me = gdn_me()
+    cdef int i
+    if pid == me.pid and (start == me.start or start == 0 or me.start == 0):
+        return False
+    for i in range(min(n[0], OWNERS)):
+        if owners[i].pid == pid and owners[i].start == start:
+            return dead[i]
+    i = n[0] % OWNERS
+    owners[i].pid, owners[i].start = pid, start
+    dead[i] = not gdn_process_is(pid, start)
+    n[0] += 1
+    return dead[i]
+
+
+cdef bint resolve_slot(gdn_ring_header *ring, int64_t slot, uint32_t owner, uint64_t start) noexcept nogil:
+    cdef gdn_ring_slot *r = record(ring, slot)
+    cdef bint found
+    if lock(ring) != GDN_OK:
+        return False
+    found = r.mark != GDN_MARK_NONE and r.owner == owner and r.owner_start == start
+    if found:
+        begin_change(ring)
+        change(ring, slot)
+        put_back(ring, slot)
+        end_change(ring)
+    unlock(ring)
+    return found
+
+
+cdef bint resolve_reader(gdn_ring_header *ring, gdn_ring_readers *by, int i, uint32_t owner, uint64_t start) noexcept nogil:
+    cdef bint found
+    if lock(ring) != GDN_OK:
+        return False
+    found = gdn_load(&by.count[i]) != 0 and by.owner[i] == owner and by.owner_start[i] == start
+    if found:
+        gdn_store(&by.count[i], 0)
+    unlock(ring)
+    return found

@@ -1,111 +1,68 @@
-# The ring as Python objects: arguments in, statuses out as exceptions.
-
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from numpy cimport NPY_INT64, PyArray_DATA, PyArray_EMPTY, import_array, ndarray, npy_intp
-
-import numpy
-
-from gdn._tensor cimport tensor_over
-
-import_array()
-
+# The ring as a Python object: arguments in, statuses out as exceptions.
+# Needs: ring/layout.pxi, ring/slots.pxi, ring/steps.pxi, ring/save.pxi, ring/arguments.pxi; start_step (ring/step.pxi).
 
 class RingFullError(RuntimeError):
     """Every slot of the ring holds a sequence."""
+
+
+class RingBusyError(ValueError):
+    """Somebody else has what the call needs: the sequence is in a step, being read or filled, or there already; the spare
+    rows are in others' steps; or a living process does not let go of the ring's lock."""
 
 
 class StateLostError(RuntimeError):
     """The sequence's state was overwritten by a step that never committed; reset, load or release it."""
 
 
-cdef int64_t as_int64(object value, str name) except? -1:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = value.__index__()
-    except (AttributeError, TypeError):
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if not -INT64_MAX - 1 <= number <= INT64_MAX:
-        raise ValueError(f"{name} must fit into 64 bits, got {number}")
-    return number
+cdef str BUSY = "in a step (this or another), or being copied, saved or filled"
 
 
-cdef ndarray as_int64s(object values, str name, int64_t n):
-    """A fresh contiguous int64 array of n entries (-1: any number)."""
-    try:
-        array = numpy.array(values, ndmin=1)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a list of integers: {error}") from error
-    if array.ndim != 1:
-        raise ValueError(f"{name} must be a list of integers, got shape {array.shape}")
-    if array.size and array.dtype.kind not in "iu":
-        if array.dtype.kind == "O":           # Python integers over 64 bits, or no numbers
-            for value in array:
-                as_int64(value, name)
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    if array.dtype == numpy.uint64 and array.size and array.max() > INT64_MAX:
-        raise ValueError(f"{name} must fit into 64 bits, got {array.max()}")
-    if n >= 0 and array.size != n:
-        raise ValueError(f"{name} must have one entry per sequence: {array.size} for {n} sequences")
-    return array if array.dtype == numpy.int64 else array.astype(numpy.int64)
+cdef int refuse(StateRing ring, gdn_status status, int64_t seq_id, str busy=BUSY) except -1:
+    """The exception for a status other than GDN_OK."""
+    if status == GDN_OK:
+        return 0
+    if status == GDN_ERR_UNKNOWN:
+        raise KeyError(f"sequence {seq_id} is not in the ring")
+    if status == GDN_ERR_FULL:
+        raise RingFullError(f"no slot for sequence {seq_id}: all {ring.ring.n_slots} slots of the ring are taken")
+    if status == GDN_ERR_LOST:
+        raise StateLostError(f"the state of sequence {seq_id} was lost in a step that did not commit: "
+                             f"reset, load or release it")
+    if status == GDN_ERR_LOCKED:
+        raise RingBusyError("the ring's lock is held by a process that does not let go")
+    if status == GDN_ERR_BUSY:
+        raise RingBusyError(f"sequence {seq_id} is already {busy}")
+    if status == GDN_ERR_PENDING:
+        raise ValueError(f"the tree of sequence {seq_id} waits for accept")
+    if status == GDN_ERR_VALUE:
+        raise ValueError("seq_id -1 is reserved for padding")
+    raise ValueError(f"the ring refused with status {<int>status}")
 
 
-cdef gdn_ring_params ring_params(object extents) except *:
-    cdef gdn_ring_params p
-    cdef dict numbers = {}
-    for name, value in extents.items():
-        number = -1 if name == "spare" and value is None else as_int64(value, name)
-        least = 0 if name in ("n_rollback", "conv_channels", "spare") else 1
-        if not (least <= number <= INT32_MAX or (name == "spare" and value is None)):
-            raise ValueError(f"{name} must be {least} to {INT32_MAX}, got {number}")
-        numbers[name] = number
-    p.size = sizeof(gdn_ring_params)
-    p.n_slots, p.n_rollback, p.n_layers = numbers["n_slots"], numbers["n_rollback"], numbers["n_layers"]
-    p.H_v, p.S_k, p.S_v = numbers["H_v"], numbers["S_k"], numbers["S_v"]
-    p.conv_channels, p.conv_width, p.spare = numbers["conv_channels"], numbers["conv_width"], numbers["spare"]
-    return p
+cdef class StateRing:
+    """StateRing(buffer): attach to the ring that a buffer holds.
 
+    buffer    any writable, contiguous buffer of bytes or numbers at a multiple of 4 bytes: bytearray, mmap, shared memory,
+              array, Tensor.  The ring keeps it alive (and open) until the ring and its views are gone.
 
-def nbytes_for(extents):
-    cdef gdn_ring_params p = ring_params(extents)
-    cdef size_t nbytes
-    if ring_size(&p, &nbytes) != GDN_OK:
-        raise ValueError(f"a ring of {extents} spans more than 2^63 bytes, or more than {MAX_SLOTS} slots")
-    return nbytes
+    TypeError: no buffer, or one of objects.  ValueError: it holds no ring, is too short, damaged, or of another abi.
 
+    A ring holds n_slots sequences: for each a recurrent and a convolution state of every layer, and what it takes to take
+    the last n_rollback tokens back without moving a byte of state.  `create` makes one in either of two forms, planes (a
+    state a token) or log (one state and a log of tokens); gdn.h tells the buffer's layout, docs/EMBEDDING.md draws it.
+    Any thread of any process may call any method on the same ring.  Errors, unless a method says otherwise: KeyError for
+    an unknown sequence, RingBusyError (a ValueError) for one that somebody else has, StateLostError for a lost one,
+    TypeError for anything but an integer where one is meant.  A refused call changes nothing.
 
-def init(extents, buffer):
-    cdef gdn_ring_params p = ring_params(extents)
-    cdef Py_buffer view
-    cdef gdn_status status
-    needed = nbytes_for(extents)
-    open_ring_memory(buffer, &view)
-    status = ring_init(&p, view.buf, view.len)
-    have, address = view.len, <uintptr_t>view.buf
-    PyBuffer_Release(&view)
-    if status == GDN_ERR_STRIDE:
-        raise ValueError(f"buffer must lie at a multiple of 4 bytes, got address {address:#x}")
-    if status != GDN_OK:
-        raise ValueError(f"buffer has {have} bytes, this ring needs {needed}")
-
-
-cdef int open_ring_memory(object buffer, Py_buffer *view) except -1:
-    if not PyObject_CheckBuffer(buffer):
-        raise TypeError(f"buffer must support the buffer protocol, got {type(buffer).__name__}")
-    try:
-        PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE | PyBUF_WRITABLE)
-    except (BufferError, ValueError) as error:
-        raise ValueError(f"buffer must be writable and contiguous: {error}") from error
-    return 0
-
-
-cdef class Ring:
-    """An attached ring; `gdn.StateRing` adds the documentation and the constructors."""
+    n_slots, n_rollback, n_planes, n_layers, H_k (None: not told), H_v, S_k, S_v, per_channel, conv_channels, conv_width,
+    form, log_capacity, n_spare, head_map, tag, nbytes, address: what the ring was made of, and where it lies.
+    """
     cdef object __weakref__
     cdef Py_buffer view
     cdef gdn_ring_header *ring
     cdef readonly int32_t n_slots, n_rollback, n_planes, n_layers, H_v, S_k, S_v, conv_channels, conv_width
+    cdef readonly int32_t log_capacity, n_spare
+    cdef readonly bint per_channel
 
     def __cinit__(self, buffer):
         cdef gdn_status status
@@ -117,31 +74,115 @@ cdef class Ring:
         if status == GDN_ERR_LOCKED:
             refuse(self, status, NOWHERE)
         if status != GDN_OK:
-            raise ValueError(f"buffer of {self.view.len} bytes holds no ring, a ring of another abi than "
-                             f"{GDN_RING_ABI}, or a damaged one")
+            raise ValueError(no_ring(<const gdn_ring_header *>self.view.buf, self.view.len))
         self.ring = <gdn_ring_header *>self.view.buf
         self.n_slots, self.n_rollback = self.ring.n_slots, self.ring.n_rollback
         self.n_planes, self.n_layers = self.ring.n_planes, self.ring.n_layers
         self.H_v, self.S_k, self.S_v = self.ring.H_v, self.ring.S_k, self.ring.S_v
         self.conv_channels, self.conv_width = self.ring.conv_channels, self.ring.conv_width
+        self.log_capacity, self.n_spare, self.per_channel = self.ring.log_capacity, self.ring.n_spare, self.ring.per_channel
 
     def __dealloc__(self):
         PyBuffer_Release(&self.view)
 
+    @classmethod
+    def create(cls, n_slots, n_rollback=0, *, n_layers, H_v, S_k, S_v, conv_channels=0, conv_width=1, spare=None,
+               buffer=None, path=None, form="planes", log_capacity=None, n_spare=None, H_k=None, per_channel=False,
+               head_map=None, dtype="f32", tag=0):
+        """Make a ring, in the given buffer (what it held is gone), in a new file, or in memory of its own.
+
+        n_slots      sequences.  n_rollback: tokens that can be taken back
+        form         "planes": n_rollback + 1 + spare states a slot.  With spare 1 (the default if n_rollback > 0) a step
+                     that fails leaves the committed state intact; with 0 (the default otherwise) a failed step of more
+                     than n_rollback tokens loses it, at n_rollback 0 because states are updated in place.
+                     "log": one state a slot, log_capacity (default max(16, 2 n_rollback)) + n_rollback + 1 log entries a
+                     slot, and n_spare further states (default n_slots) for all; a failed step never loses anything.
+                     A step that folds the logs of more than n_spare sequences is refused
+        n_layers, H_v, S_k, S_v, conv_channels, conv_width    extents of a layer's states, float32
+        H_k, per_channel    of a log's entries: heads of k, and whether the gate has S_k values a head; form "log" needs H_k
+        head_map     "tiled" or "interleaved", as the delta rule is told; only save and copy without depth ask for it, in
+                     form "log" where 1 < H_k < H_v
+        dtype        of the state rows: "f32".  tag: a number of 64 bits for what the states are of (`layer.tag`); saved
+                     sequences carry it, and another one is refused
+        buffer, path    where it lies: see StateRing; or a file that is not there yet, whose bytes are reserved
+
+        ValueError: extents out of range or of the other form, or a buffer that is too short, read-only or misaligned.
+        FileExistsError; OSError: the file's bytes cannot be had (disk full).
+        """
+        extents = {"n_slots": n_slots, "n_rollback": n_rollback, "n_layers": n_layers, "H_v": H_v, "S_k": S_k, "S_v": S_v,
+                   "conv_channels": conv_channels, "conv_width": conv_width, "spare": spare, "log_capacity": log_capacity,
+                   "n_spare": n_spare, "H_k": H_k}
+        cdef gdn_ring_params p = ring_params(extents, form, per_channel, head_map, dtype, tag)
+        cdef size_t nbytes = ring_bytes(&p)
+        if path is not None:
+            if buffer is not None:
+                raise ValueError("a ring lies in a buffer or in a file: give buffer or path")
+            buffer = new_file(path, nbytes)
+        elif buffer is None:
+            memory = numpy.zeros(nbytes + 64, numpy.uint8)      # untouched pages cost nothing
+            buffer = memory[-memory.ctypes.data % 64:][:nbytes]
+        make_ring(&p, nbytes, buffer)
+        return cls(buffer)
+
+    @staticmethod
+    def nbytes_for(n_slots, n_rollback=0, *, n_layers, H_v, S_k, S_v, conv_channels=0, conv_width=1, spare=None,
+                   form="planes", log_capacity=None, n_spare=None, H_k=None, per_channel=False, head_map=None, dtype="f32",
+                   tag=0):
+        """Bytes that `create` needs for the same arguments, wherever the buffer lies.  ValueError as there."""
+        extents = {"n_slots": n_slots, "n_rollback": n_rollback, "n_layers": n_layers, "H_v": H_v, "S_k": S_k, "S_v": S_v,
+                   "conv_channels": conv_channels, "conv_width": conv_width, "spare": spare, "log_capacity": log_capacity,
+                   "n_spare": n_spare, "H_k": H_k}
+        cdef gdn_ring_params p = ring_params(extents, form, per_channel, head_map, dtype, tag)
+        return ring_bytes(&p)
+
+    def __repr__(self):
+        depth = f"log_capacity={self.log_capacity}, n_spare={self.n_spare}" if self.form == "log" else f"n_planes={self.n_planes}"
+        return (f"gdn.StateRing(form={self.form!r}, n_slots={self.n_slots}, n_rollback={self.n_rollback}, {depth}, "
+                f"n_layers={self.n_layers}, H_v={self.H_v}, S_k={self.S_k}, S_v={self.S_v}, "
+                f"conv_channels={self.conv_channels}, conv_width={self.conv_width}, nbytes={self.nbytes})")
+
+    @property
+    def form(self):
+        """ "planes" or "log"."""
+        return "log" if self.ring.form == GDN_FORM_LOG else "planes"
+
+    @property
+    def H_k(self):
+        """Heads of q and k, or None if the ring was not told."""
+        return self.ring.H_k or None
+
+    @property
+    def head_map(self):
+        """ "tiled", "interleaved", or None if the ring was not told."""
+        return (None, "tiled", "interleaved")[self.ring.head_map]
+
+    @property
+    def tag(self):
+        """The number that `create` was given for what the states are of; 0: none."""
+        return self.ring.tag
+
     @property
     def extents(self):
-        return {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.conv_channels,
-                "conv_width": self.conv_width}
+        """Of one layer, as `create` takes them: H_k, H_v, S_k, S_v, per_channel, conv_channels, conv_width."""
+        return {"H_k": self.H_k, "H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "per_channel": self.per_channel,
+                "conv_channels": self.conv_channels, "conv_width": self.conv_width}
 
     @property
     def nbytes(self):
+        """Bytes of the whole buffer."""
         return self.ring.nbytes
 
     @property
     def address(self):
+        """Where the buffer begins: what C calls the ring."""
         return <uintptr_t>self.ring
 
     def acquire(self, seq_id, slot=None):
+        """Give a slot (None: any) to a new sequence of zero state and position 0; returns the slot.
+
+        RingFullError: no slot is free.  RingBusyError: seq_id is acquired already, or the slot taken.  IndexError: no such
+        slot.  ValueError: seq_id is -1 (padding's) or needs more than 64 bits.
+        """
         cdef int64_t id = as_int64(seq_id, "seq_id"), chosen = NOWHERE
         cdef gdn_status status
         if slot is not None:
@@ -151,11 +192,12 @@ cdef class Ring:
         with nogil:
             status = ring_acquire(self.ring, id, &chosen)
         if status == GDN_ERR_BUSY and slot is not None and id not in self.seq_ids:
-            raise ValueError(f"slot {slot} holds another sequence than {id}")
+            raise RingBusyError(f"slot {slot} holds another sequence than {id}")
         refuse(self, status, id, "acquired")
         return chosen
 
     def release(self, seq_id):
+        """Give the sequence's slot back.  A lost sequence may be released, and one whose tree waits."""
         cdef int64_t id = as_int64(seq_id, "seq_id")
         cdef gdn_status status
         with nogil:
@@ -163,13 +205,59 @@ cdef class Ring:
         refuse(self, status, id)
 
     def reset(self, seq_id):
+        """Zero state, position 0, nothing to roll back.  A lost sequence may be reset, and one whose tree waits."""
         cdef int64_t id = as_int64(seq_id, "seq_id")
         cdef gdn_status status
         with nogil:
             status = ring_reset(self.ring, id)
         refuse(self, status, id)
 
+    def begin(self, seq_ids, n_tokens=None, *, forks=None):
+        """begin(seq_ids, n_tokens) or begin(batch): a `Step` of n_tokens[i] tokens of sequence seq_ids[i].
+
+        seq_ids     (n,) different sequences; n_tokens (n,) tokens of each, 0 and more
+        batch       a `Batch`; sequences whose first position is 0 start afresh.  With parents (form "log") its tokens are
+                    trees of drafts: once committed, each sequence waits for `accept`
+        forks       [(seq_id, n, new_id), ...]: when the step commits, new_id is a sequence of its own that has seen the
+                    first n tokens (of a tree: 0) that this step gives seq_id; it is acquired now, and gone if the step aborts
+
+        ValueError: n_tokens out of range, a position that does not continue its sequence, a tree of more than n_rollback +
+        1 tokens or in plane form, a sequence whose tree waits, forks of what the step has not; logs of more than n_spare
+        sequences to fold at once.  RingBusyError: a sequence is named twice or somebody else's, a new_id is acquired
+        already, spare rows are in others' steps.  RingFullError: no slot for a fork.
+        """
+        cdef Step step
+        if n_tokens is not None:
+            return start_step(self, seq_ids, n_tokens, None, None, forks)
+        if not hasattr(seq_ids, "unique_ids"):
+            raise TypeError("begin takes seq_ids and n_tokens, or a Batch")
+        step = start_step(self, seq_ids.unique_ids, seq_ids.lengths, seq_ids.first_positions,
+                          getattr(seq_ids, "parents", None), forks)
+        step.batch = seq_ids
+        return step
+
+    def accept(self, seq_id, tokens):
+        """Keep a path of the tree that the sequence's last step committed (form "log").
+
+        tokens    indices of that sequence's tokens in the step, ascending, each the parent of the next, the first one's
+                  parent -1; [] takes all back.  Any process may accept.
+
+        Until then position is the one before the step, and begin, rollback, copy and save of the sequence are ValueErrors.
+        ValueError: no such path, or no tree waits.
+        """
+        cdef int64_t id = as_int64(seq_id, "seq_id")
+        cdef ndarray path = as_int64s(tokens, "tokens", -1)
+        cdef const int64_t *p = <const int64_t *>PyArray_DATA(path)
+        cdef int64_t n = path.shape[0]
+        cdef gdn_status status
+        with nogil:
+            status = ring_accept(self.ring, id, p, n)
+        if status == GDN_ERR_VALUE:
+            raise ValueError(f"{path.tolist()} is no path of a tree of sequence {id} that waits for accept")
+        refuse(self, status, id)
+
     def rollback(self, seq_id, n):
+        """Take the last n tokens back; no state is moved.  ValueError: n is negative, above `max_rollback`, or a tree waits."""
         cdef int64_t id = as_int64(seq_id, "seq_id"), count = as_int64(n, "n")
         cdef gdn_status status
         with nogil:
@@ -180,15 +268,31 @@ cdef class Ring:
             raise ValueError(f"sequence {id} can be rolled back by {self.max_rollback(id)} tokens, not by {count}")
         refuse(self, status, id)
 
-    def copy(self, src_seq, dst_seq):
+    def copy(self, src_seq, dst_seq, depth=True):
+        """Acquire dst_seq as an independent sequence of the same state; returns its slot.
+
+        depth    False leaves out what can be rolled back: faster, and a log is folded
+
+        Any number of threads, of up to 8 processes, may copy or save one sequence at once.  RingBusyError: dst_seq is
+        acquired already, or src_seq in a step.  RingFullError: no slot is free.  ValueError: a tree of src_seq waits, or the
+        ring was not told the head_map that folding needs.
+        """
         cdef int64_t src = as_int64(src_seq, "src_seq"), dst = as_int64(dst_seq, "dst_seq")
+        cdef bint deep = as_bool(depth, "depth")
         cdef gdn_status status
         with nogil:
-            status = ring_copy(self.ring, src, dst)
+            status = copy_sequence(self.ring, src, dst, deep)
         if status == GDN_ERR_BUSY and dst in self.seq_ids:
-            raise ValueError(f"sequence {dst} is already acquired")
+            raise RingBusyError(f"sequence {dst} is already acquired")
+        self.refuse_fold(status, dst)
         refuse(self, status, dst if status in (GDN_ERR_VALUE, GDN_ERR_FULL) else src)
         return self.slot(dst)
+
+    cdef int refuse_fold(self, gdn_status status, int64_t seq_id) except -1:
+        if status == GDN_ERR_VALUE and seq_id != NOWHERE:
+            raise ValueError(f"without depth a log is folded, and H_k = {self.ring.H_k} with H_v = {self.ring.H_v} needs a "
+                             f"head_map, which this ring was not told")
+        return 0
 
     cdef gdn_ring_slot committed(self, seq_id, int64_t *slot, bint lost) except *:
         """The sequence's record as `query` gives it; a lost one only where `lost` allows it."""
@@ -202,14 +306,17 @@ cdef class Ring:
         return r
 
     def position(self, seq_id):
+        """Tokens that the committed state has seen."""
         cdef int64_t slot
         return self.committed(seq_id, &slot, False).position
 
     def max_rollback(self, seq_id):
+        """Tokens that can be taken back: after a committed step at least min(n_rollback, its tokens + what a rollback left)."""
         cdef int64_t slot
         return self.committed(seq_id, &slot, False).valid
 
     def slot(self, seq_id):
+        """The sequence's slot, 0 to n_slots - 1."""
         cdef int64_t slot
         self.committed(seq_id, &slot, True)
         return slot
@@ -229,202 +336,89 @@ cdef class Ring:
 
     @property
     def seq_ids(self):
+        """The sequences in the ring, by slot."""
         return [id for id, state in self.states() if state in (GDN_SLOT_LIVE, GDN_SLOT_LOST)]
 
     @property
     def n_free(self):
+        """Slots without a sequence."""
         return sum([state == GDN_SLOT_FREE for id, state in self.states()])
 
-    def save(self, seq_id):
+    def save(self, seq_id, depth=True):
+        """A sequence as bytes, with its extents, its tag and a checksum.
+
+        depth    False leaves out what can be rolled back: such bytes load into a ring of any n_rollback and either form
+
+        Errors as of `copy`.
+        """
         cdef int64_t id = as_int64(seq_id, "seq_id")
+        cdef bint deep = as_bool(depth, "depth")
         cdef size_t nbytes
         cdef gdn_status status = GDN_ERR_SCRATCH
         cdef char *to
         while status == GDN_ERR_SCRATCH:      # it may gain depth between the two calls
             with nogil:
-                status = ring_save_size(self.ring, id, &nbytes)
+                status = save_size(self.ring, id, deep, &nbytes)
             refuse(self, status, id)
             data = PyBytes_FromStringAndSize(NULL, nbytes)
             to = PyBytes_AS_STRING(data)
             with nogil:
-                status = ring_save(self.ring, id, to, nbytes, &nbytes)
+                status = save(self.ring, id, deep, to, nbytes, &nbytes)
+        self.refuse_fold(status, id)
         refuse(self, status, id)
         return data if <size_t>len(data) == nbytes else data[:nbytes]
 
     def load(self, seq_id, data):
+        """Acquire seq_id (or repair it, if lost) with what `save` gave, here or elsewhere; returns its slot.
+
+        data    bytes of a ring with the same layers and tag (0 fits all); with depth, of the same form and no more of it
+                than this ring keeps.  ValueError if not, or damaged.
+
+        RingBusyError: seq_id is acquired already.  RingFullError: no slot is free.
+        """
         cdef int64_t id = as_int64(seq_id, "seq_id")
         cdef gdn_status status
         cdef Py_buffer view
-        if not PyObject_CheckBuffer(data):
-            raise TypeError(f"data must be bytes, got {type(data).__name__}")
-        try:
-            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        except (BufferError, ValueError) as error:
-            raise ValueError(f"data must be contiguous: {error}") from error
+        open_buffer(data, &view, PyBUF_SIMPLE, "data")
         with nogil:
             status = ring_load(self.ring, id, view.buf, view.len)
-        why = self.why_not(<const uint8_t *>view.buf, view.len) if status == GDN_ERR_DAMAGED else ""
+        why = why_not(self.ring, view.buf, view.len) if status == GDN_ERR_DAMAGED else ""
         PyBuffer_Release(&view)
         if status == GDN_ERR_DAMAGED:
             raise ValueError(f"data is no intact saved sequence of this ring: {why}")
         refuse(self, status, id, "acquired")
         return self.slot(id)
 
-    cdef str why_not(self, const uint8_t *given, size_t size):
-        """What is wrong with bytes that load refused."""
-        cdef gdn_saved h
-        if size < sizeof(gdn_saved):
-            return f"{size} bytes are fewer than its header has"
-        memcpy(&h, given, sizeof(gdn_saved))
-        if memcmp(h.magic, b"GDNSEQ\0", 8) or h.abi != GDN_RING_ABI:
-            return f"it does not begin as one of abi {GDN_RING_ABI} does"
-        if <size_t>h.nbytes != size:
-            return f"it says it has {h.nbytes} bytes and has {size}"
-        if crc32(&given[CRC_START], h.nbytes - CRC_START) != h.crc:
-            return "its checksum does not fit"
-        if h.valid > self.ring.n_rollback:
-            return f"it can be rolled back by {h.valid} tokens, the ring keeps {self.ring.n_rollback}"
-        saved = (h.n_layers, h.H_v, h.S_k, h.S_v, h.conv_channels, h.conv_width)
-        mine = (self.n_layers, self.H_v, self.S_k, self.S_v, self.conv_channels, self.conv_width)
-        if saved == mine:
-            return f"its header contradicts itself: position {h.position}, depth {h.valid}"
-        return f"(n_layers, H_v, S_k, S_v, conv_channels, conv_width) are {saved} there and {mine} here"
-
     def ssm(self, layer):
+        """A layer's recurrent states, zero-copy: a Tensor of ne (S_k, S_v, H_v, rows), float32.
+
+        Rows: plane * n_slots + slot, or in form "log" a row for each slot and n_spare more.  IndexError: no such layer.
+        """
         cdef gdn_tensor t
         return self.view_of(layer, ring_ssm(self.ring, as_int64(layer, "layer"), &t), &t)
 
     def conv(self, layer):
+        """A layer's convolution states, zero-copy: a Tensor of ne (conv_width - 1, conv_channels, 1, rows); rows as of ssm."""
         cdef gdn_tensor t
         return self.view_of(layer, ring_conv(self.ring, as_int64(layer, "layer"), &t), &t)
+
+    def log(self, layer):
+        """A layer's `TokenLog` (form "log"), zero-copy: n_slots * (log_capacity + n_rollback + 1) entries, float32.
+
+        IndexError: no such layer.  ValueError: a ring in plane form.
+        """
+        cdef gdn_tensor k, d, g, x
+        cdef gdn_status status = ring_log(self.ring, as_int64(layer, "layer"), &k, &d, &g, &x)
+        if status == GDN_ERR_VALUE:
+            raise ValueError("a ring of form 'planes' has no log")
+        from gdn import TokenLog
+
+        keys, values, gates = (part.numpy()[0] for part in (self.view_of(layer, status, &k), self.view_of(layer, status, &d),
+                                                            self.view_of(layer, status, &g)))
+        inputs = self.view_of(layer, status, &x).numpy()[0, 0] if self.conv_channels else None
+        return TokenLog(keys, values, gates if self.per_channel else gates[..., 0], inputs)
 
     cdef object view_of(self, object layer, gdn_status status, gdn_tensor *t):
         if status != GDN_OK:
             raise IndexError(f"layer {layer} is outside the ring's {self.ring.n_layers} layers")
         return tensor_over(t, self)
-
-    def begin(self, seq_ids, n_tokens=None):
-        cdef Step step
-        if n_tokens is None:
-            if not hasattr(seq_ids, "unique_ids"):
-                raise TypeError("begin takes seq_ids and n_tokens, or a Batch")
-            step = start_step(self, seq_ids.unique_ids, seq_ids.lengths, seq_ids.first_positions)
-            step.batch = seq_ids
-            return step
-        return start_step(self, seq_ids, n_tokens, None)
-
-
-cdef Step start_step(Ring ring, object seq_ids, object n_tokens, object positions):
-    cdef Step step = Step.__new__(Step)
-    cdef gdn_ring_step *s = &step.s
-    cdef ndarray ids = as_int64s(seq_ids, "seq_ids", -1), at = None
-    cdef npy_intp shape[2]
-    cdef gdn_status status
-    cdef int64_t i, most = 1
-    s.size, s.n_seqs = sizeof(gdn_ring_step), ids.shape[0]
-    step.seq_ids, step.n_tokens = ids, as_int64s(n_tokens, "n_tokens", s.n_seqs)
-    s.seq_ids, s.n_tokens = <int64_t *>PyArray_DATA(ids), <int64_t *>PyArray_DATA(step.n_tokens)
-    if positions is not None:
-        at = as_int64s(positions, "positions", s.n_seqs)
-        s.positions = <int64_t *>PyArray_DATA(at)
-    for i in range(s.n_seqs):
-        most = max(most, s.n_tokens[i])
-    s.n_snapshots = kept(ring.ring, most)
-    shape[0], shape[1] = s.n_seqs, s.n_snapshots
-    step.rows_in, step.rows_out = PyArray_EMPTY(1, shape, NPY_INT64, 0), PyArray_EMPTY(2, shape, NPY_INT64, 0)
-    s.rows_in, s.rows_out = <int64_t *>PyArray_DATA(step.rows_in), <int64_t *>PyArray_DATA(step.rows_out)
-    with nogil:
-        status = ring_begin(ring.ring, s)
-    if status == GDN_ERR_VALUE:
-        refuse_entry(ring, step)
-    refuse(ring, status, s.seq_ids[s.failed] if s.failed >= 0 else NOWHERE)
-    step.ring = ring
-    return step
-
-
-cdef int refuse_entry(Ring ring, Step step) except -1:
-    cdef int64_t i = step.s.failed, id = step.s.seq_ids[i], n = step.s.n_tokens[i]
-    if n < 0 or n > MAX_TOKENS:
-        raise ValueError(f"n_tokens must be 0 to {MAX_TOKENS}, got {n} for sequence {id}")
-    at = step.s.positions[i] if step.s.positions != NULL else NOWHERE
-    stands = ring.position(id)
-    if stands > MAX_TOKENS and at in (NOWHERE, stands):
-        raise ValueError(f"sequence {id} stands at position {stands}, beyond {MAX_TOKENS} none can be continued")
-    raise ValueError(f"sequence {id} stands at position {stands}, the step begins at {at}")
-
-
-@cython.no_gc_clear                # a step in a dying cycle is aborted too
-cdef class Step:
-    """A step under way (from `StateRing.begin`): commit it, abort it, or leave it to `with`, which commits at the end
-    and aborts on an exception.
-
-    seq_ids, n_tokens (n,); rows_in (n,): the row of every layer's cache that holds a sequence's state, -1 where it
-    starts from zeros; rows_out (n, K): the row that the state s tokens before its end goes to, -1 where there is none.
-    ring: the ring it is of.  batch: the Batch it began with, or None.  is_open: neither committed nor aborted.
-    A step that is dropped without either is aborted.
-    """
-    cdef readonly Ring ring
-    cdef gdn_ring_step s
-    cdef readonly ndarray seq_ids, n_tokens, rows_in, rows_out
-    cdef readonly object batch
-
-    def __init__(self):
-        raise TypeError("steps come from StateRing.begin")
-
-    def __dealloc__(self):
-        if self.ring is not None and self.s.step != 0:
-            with nogil:
-                ring_abort(self.ring.ring, &self.s)
-
-    @property
-    def is_open(self):
-        return self.s.step != 0
-
-    def commit(self):
-        """Publish the new states of all sequences at once.  ValueError if the step is over."""
-        self.finish(True)
-
-    def abort(self):
-        """Leave all sequences as they were; without a spare plane they are lost.  ValueError if the step is over."""
-        self.finish(False)
-
-    cdef int finish(self, bint commit) except -1:
-        cdef gdn_status status
-        if self.s.step == 0:
-            raise ValueError("the step is already committed or aborted")
-        with nogil:
-            status = close_step(self.ring.ring, &self.s, commit)
-        if status == GDN_ERR_VALUE:
-            raise ValueError("the step belongs to another process, or its ring was made anew")
-        refuse(self.ring, status, NOWHERE)
-        return 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if self.s.step != 0:
-            self.finish(kind is None)
-
-
-cdef str BUSY = "in a step (this or another), or being copied, saved or filled"
-
-
-cdef int refuse(Ring ring, gdn_status status, int64_t seq_id, str busy=BUSY) except -1:
-    """The exception for a status other than GDN_OK."""
-    if status == GDN_OK:
-        return 0
-    if status == GDN_ERR_UNKNOWN:
-        raise KeyError(f"sequence {seq_id} is not in the ring")
-    if status == GDN_ERR_FULL:
-        raise RingFullError(f"no slot for sequence {seq_id}: all {ring.ring.n_slots} slots of the ring are taken")
-    if status == GDN_ERR_LOST:
-        raise StateLostError(f"the state of sequence {seq_id} was lost in a step that did not commit: "
-                             f"reset, load or release it")
-    if status == GDN_ERR_LOCKED:
-        raise ValueError("the ring's lock is held by a process that does not let go")
-    if status == GDN_ERR_BUSY:
-        raise ValueError(f"sequence {seq_id} is already {busy}")
-    if status == GDN_ERR_VALUE:
-        raise ValueError("seq_id -1 is reserved for padding")
-    raise ValueError(f"the ring refused with status {<int>status}")
