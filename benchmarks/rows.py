@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks import allocations, layers, native, ours, peers
+from benchmarks import allocations, layers, models, native, ours, peers
 from benchmarks.check import check_conv, check_result
 from benchmarks.pairs import best_of, compare, repeats, sample
 from benchmarks.remote import Remote
@@ -377,6 +377,33 @@ def layer_rows(family):
 
 for _family in layers.FAMILIES:
     layer_rows(_family)
+
+
+# Whole models of transformers -----------------------------------------------------------------------------------------
+
+def model_row(family, dtype, what, target, stretch=None):
+    short = "" if dtype == "float32" else "-bf16"
+    of = "prefill of 1024 tokens" if what == "prefill" else "decode step"
+
+    @row(f"model-{what}-{family}{short}", f"{family} model, {dtype}, {of}: transformers' time over that with gdn installed",
+         target=target, stretch=stretch, at_least=True)
+    def _():
+        p = models.ratio(family, dtype, what)
+        return p.ratio, times(p)
+
+
+for _row in (("qwen3_5", "float32", "prefill", 1.65, 1.75), ("qwen3_5", "float32", "step", 1.10, 1.15),
+             ("qwen3_5", "bfloat16", "prefill", 1.08), ("qwen3_5", "bfloat16", "step", 1.04),
+             ("kimi_linear", "float32", "prefill", 12, 13), ("kimi_linear", "float32", "step", 1),
+             ("kimi_linear", "bfloat16", "prefill", 2.9), ("kimi_linear", "bfloat16", "step", 1)):
+    model_row(*_row)
+
+
+@row("model-share-qwen3_5", "qwen3_5 model, float32, prefill: time that is neither matmul, MLP nor full attention, gdn installed "
+     "over transformers alone", target=0.2, stretch=0.15, at_least=False)
+def _():
+    stock, installed, value = models.share("qwen3_5", "float32")
+    return value, {"stock_ms": round(stock * 1e3), "installed_ms": round(installed * 1e3)}
 
 
 @row("alloc", "native allocations in a decode call with out given, after the first", target=0, at_least=False, unit="")

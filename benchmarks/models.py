@@ -1,0 +1,111 @@
+"""Whole random models of transformers at real head extents, stock and with gdn installed, on one thread.
+
+Hidden size 1024, four linear layers and a full one, dense MLPs in the proportion of the class's own defaults, 1024 tokens.
+"""
+
+import contextlib
+import importlib
+import time
+
+import numpy as np
+
+import gdn
+from benchmarks.check import expect
+from benchmarks.pairs import compare
+
+HIDDEN, N_LINEAR, N_TOKENS = 1024, 4, 1024
+HEADS = {"num_attention_heads": 8, "head_dim": 128}
+FAMILIES = {        # transformers' folder: config, model, intermediate size, the heads' extents
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", 3 * HIDDEN,
+                {"num_key_value_heads": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+                 "linear_key_head_dim": 128, "linear_value_head_dim": 128}),
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", 4 * HIDDEN,
+                    {"num_key_value_heads": 8, "linear_num_heads": 32, "linear_head_dim": 128, "kv_lora_rank": 256,
+                     "mlp_layer_types": ["dense"] * (N_LINEAR + 1)}),
+}
+BOUND = {"float32": 1e-3, "bfloat16": 0.3}        # of the largest logit; in bfloat16 the two round at different places
+
+
+class Model:
+    """A model, its calls, and the seconds its linear layers spend outside their projections."""
+
+    def __init__(self, family, dtype):
+        import torch
+
+        import gdn.adapters.transformers as adapter
+        self.torch, self.adapter, self.family, self.dtype = torch, adapter, family, dtype
+        torch.set_num_threads(1)
+        gdn.set_num_threads(1)
+        config_name, model_name, intermediate, extents = FAMILIES[family]
+        code = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        config = getattr(code, config_name)(
+            hidden_size=HIDDEN, intermediate_size=intermediate, num_hidden_layers=N_LINEAR + 1, vocab_size=1024,
+            layer_types=["linear_attention"] * N_LINEAR + ["full_attention"], pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            **HEADS, **extents)
+        torch.manual_seed(0)
+        self.model = getattr(code, model_name)(config).eval()
+        for name, p in self.model.named_parameters():
+            if name.endswith(("A_log", "dt_bias")):
+                torch.nn.init.uniform_(p, -1, 1)
+        self.model = self.model.to(getattr(torch, dtype))
+        self.ids = torch.randint(3, 1000, (1, N_TOKENS))
+        with torch.no_grad():
+            self.cache = self.model(self.ids[:, :128], use_cache=True).cache
+
+    def prefill(self):
+        return self.model(self.ids, use_cache=True, logits_to_keep=1).logits
+
+    def step(self):
+        return self.model(self.ids[:, :1], cache=self.cache, use_cache=True).logits
+
+    def call(self, what, installed):
+        def run():
+            with self.torch.no_grad(), self.adapter.installed(self.family) if installed else contextlib.nullcontext():
+                return getattr(self, what)()
+        return run
+
+    def pair(self, what):
+        """(stock, installed), whose prefills agree."""
+        theirs, ours = (self.call("prefill", installed)().float().numpy() for installed in (False, True))
+        expect(f"{self.family}'s logits", ours, theirs, BOUND[self.dtype])
+        return self.call(what, False), self.call(what, True)
+
+    @contextlib.contextmanager
+    def watched(self):
+        """A list that receives the seconds of every linear layer, less those of its projections."""
+        spent, started = [], []
+
+        def start(module, *_):
+            started.append(time.perf_counter())
+
+        def stop(module, *_):
+            seconds = time.perf_counter() - started.pop()
+            spent.append(seconds if hasattr(module, "conv1d") else -seconds)
+
+        hooks = []
+        for layer in self.model.modules():
+            if hasattr(layer, "conv1d"):
+                for module in (layer, *(m for m in layer.modules() if isinstance(m, self.torch.nn.Linear))):
+                    hooks += [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
+        yield spent
+        for hook in hooks:
+            hook.remove()
+
+
+def ratio(family, dtype, what):
+    """Time of stock over installed; (ratio, the pairs)."""
+    stock, installed = Model(family, dtype).pair(what)
+    return compare(stock, installed, budget=20 if what == "prefill" else 8, least_pairs=3)
+
+
+def share(family, dtype):
+    """Time outside matmuls, MLPs and full attention of a prefill: installed over stock."""
+    model = Model(family, dtype)
+    stock, installed = model.pair("prefill")
+    with model.watched() as spent:
+        def seconds(call):
+            spent.clear()
+            call()
+            return sum(spent)
+        pairs = [(seconds(stock), seconds(installed)) for _ in range(5)]
+    return tuple(float(np.median(x)) for x in (*zip(*pairs, strict=True), [b / a for a, b in pairs]))
