@@ -64,7 +64,7 @@ def sizes(*rows, limit=2e8):
             for row in rows for B, T, _, HV, D, *_ in [row]]
 
 
-@pytest.mark.parametrize("D", [32, 64, 100, 256])
+@pytest.mark.parametrize("D", [32, 100, *(pytest.param(D, marks=pytest.mark.slow) for D in (64, 256))])
 @pytest.mark.parametrize("T", [1, 15, 63, pytest.param(300, marks=pytest.mark.slow)])
 def test_recurrent_sizes(T, D):
     for normalizer in (1, 0.1, 10):
@@ -76,7 +76,7 @@ def test_recurrent_sizes(T, D):
             use_qk_l2norm_in_kernel=True)
 
 
-@pytest.mark.parametrize("D", [32, 64, 100, 256])
+@pytest.mark.parametrize("D", [32, 100, *(pytest.param(D, marks=pytest.mark.slow) for D in (64, 256))])
 @pytest.mark.parametrize("T", [1, 15, 63, pytest.param(300, marks=pytest.mark.slow)])
 def test_chunk_sizes(T, D):
     for normalizer, mask_p in ((1, 0), (0.1, 0.5), (10, 0), (1, 0.5)):

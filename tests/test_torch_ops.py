@@ -103,7 +103,7 @@ class Layer(torch.nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear"])
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("kimi_linear", marks=pytest.mark.slow)])
 def test_compile(family):
     """torch.compile takes a layer as one graph, prefill and cached steps, in which our ops run."""
     torch.compiler.reset()

@@ -229,7 +229,7 @@ def nearness(calls, dtype, family, caplog):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 def test_half_precision(family, dtype, caplog):
     """A layer's output in half precision is at least as near to float32's as transformers' own, prefill and decoding."""
     config = model_tools.config_of(family)
