@@ -11,25 +11,28 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
 import gdn
 
 FILE = Path(__file__).with_name("shakespeare.gguf")
+Array = NDArray[Any]
 PROMPT = "HAMLET.\nTo be, or not to be, that is the question:\n"
 
 
-def silu(x):
-    return x / (1 + np.exp(-x))
+def silu(x: Array) -> Array:
+    return np.divide(x, 1 + np.exp(-x))
 
 
 class Model:
     """The weights of a GGUF file and the state of one conversation."""
 
-    def __init__(self, path=FILE):
+    def __init__(self, path: str | Path = FILE) -> None:
         reader = GGUFReader(path)
         config = {name.split(".", 1)[1]: field.contents() for name, field in reader.fields.items() if "." in name}
         self.weights = {t.name: np.asarray(dequantize(t.data, t.tensor_type), np.float32) for t in reader.tensors}
@@ -42,12 +45,16 @@ class Model:
         self.states = np.zeros((self.n_layers, 1, self.H_v, self.S_v, self.S_k), np.float32)
         self.windows = np.zeros((self.n_layers, 1, channels, config["ssm.conv_kernel"] - 1), np.float32)
 
-    def rms_norm(self, x, name):
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.weights[name]
+    def rms_norm(self, x: Array, name: str) -> Array:
+        return np.divide(x, np.sqrt((x * x).mean(-1, keepdims=True) + self.eps)) * self.weights[name]
 
-    def delta_net(self, x, layer):
+    def delta_net(self, x: Array, layer: int) -> Array:
         """The mixing layer: x (n_tokens, n_embd) -> the same, reading and advancing the layer's state."""
-        n, w = len(x), lambda name: self.weights[f"blk.{layer}.{name}"]
+        n = len(x)
+
+        def w(name: str) -> Array:
+            return self.weights[f"blk.{layer}.{name}"]
+
         qkv = x @ w("attn_qkv.weight").T
         z = (x @ w("attn_gate.weight").T).reshape(1, n, self.H_v, self.S_v)
         beta = (x @ w("ssm_beta.weight").T).reshape(1, n, self.H_v)
@@ -61,11 +68,11 @@ class Model:
         out = gdn.rms_norm_gated(out, z, w("ssm_norm.weight"), self.eps)
         return out.reshape(n, -1) @ w("ssm_out.weight").T
 
-    def feed_forward(self, x, layer):
+    def feed_forward(self, x: Array, layer: int) -> Array:
         gate, up, down = (self.weights[f"blk.{layer}.ffn_{part}.weight"].T for part in ("gate", "up", "down"))
         return (silu(x @ gate) * (x @ up)) @ down
 
-    def __call__(self, tokens):
+    def __call__(self, tokens: list[int]) -> Array:
         """Read some tokens; the logits (n_tokens, 256) of what comes after each of them."""
         x = self.weights["token_embd.weight"][tokens]
         for layer in range(self.n_layers):
@@ -74,7 +81,7 @@ class Model:
         return self.rms_norm(x, "output_norm.weight") @ self.weights["token_embd.weight"].T
 
 
-def pick(logits, temperature, rng):
+def pick(logits: Array, temperature: float, rng: np.random.Generator) -> int:
     """The next byte: the likeliest at temperature 0, else drawn from softmax(logits / temperature)."""
     if temperature == 0:
         return int(logits.argmax())
@@ -82,7 +89,7 @@ def pick(logits, temperature, rng):
     return int((logits / temperature + noise).argmax())
 
 
-def arguments():
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--tokens", type=int, default=500, help="how many bytes to write")
@@ -96,13 +103,13 @@ def arguments():
     return args
 
 
-def main():
+def main() -> None:
     args = arguments()
     gdn.set_num_threads(1)                             # four heads of 64: too little work to share
     temperature, rng = 0 if args.greedy else args.temperature, np.random.default_rng(args.seed)
     model, prompt = Model(args.file), list(args.prompt.encode())
 
-    def write(data):
+    def write(data: bytes) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
