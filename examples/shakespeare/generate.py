@@ -26,7 +26,8 @@ PROMPT = "HAMLET.\nTo be, or not to be, that is the question:\n"
 
 
 def silu(x: Array) -> Array:
-    return np.divide(x, 1 + np.exp(-x))
+    y: Array = x / (1 + np.exp(-x))
+    return y
 
 
 class Model:
@@ -46,7 +47,8 @@ class Model:
         self.windows = np.zeros((self.n_layers, 1, channels, config["ssm.conv_kernel"] - 1), np.float32)
 
     def rms_norm(self, x: Array, name: str) -> Array:
-        return np.divide(x, np.sqrt((x * x).mean(-1, keepdims=True) + self.eps)) * self.weights[name]
+        y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.weights[name]
+        return y
 
     def delta_net(self, x: Array, layer: int) -> Array:
         """The mixing layer: x (n_tokens, n_embd) -> the same, reading and advancing the layer's state."""
