@@ -94,6 +94,10 @@ class Router:
 
     is_alive = True
 
+    @property
+    def n_running(self):
+        return sum(worker.n for worker in self.decode)
+
     def gauges(self):
         """What /metrics tells of it: (name, text, function)."""
         return [

@@ -27,7 +27,7 @@ def arguments():
 def main():
     args = arguments()
     settings = Settings(**{name: getattr(args, name) for name in vars(Settings())})
-    sys.setswitchinterval(0.0005)           # the loop and the engine share the interpreter
+    sys.setswitchinterval(0.0001)           # the loop and the engine share the interpreter
     model = Model()
     serve(create_app(lambda metrics: local_engine(model, settings, metrics), settings.timeout), args.port, args.drain)
 
@@ -35,7 +35,7 @@ def main():
 def serve(app, port, drain):
     # uvicorn stops listening, waits for what runs, then raises the signal again.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="info", access_log=False, limit_concurrency=2048,
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="info", access_log=False, http="h11", limit_concurrency=2048,
                 timeout_graceful_shutdown=drain, backlog=1024)
 
 

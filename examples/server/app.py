@@ -23,6 +23,7 @@ from server.metrics import Metrics
 from server.requests import MODEL, Limits, Refused
 
 BODY_SECONDS = 10.0               # for a body to arrive
+PACE = 0.0005                     # seconds of the loop that an event may cost: with n texts, one has an event every n PACE
 
 
 class Completion:
@@ -65,7 +66,10 @@ class Completion:
                 self.metrics.first_token_seconds.observe(time.perf_counter() - self.began)
                 self.began = None
             if raw:
+                sent = time.perf_counter()
                 yield [(i, self.decoders[i].decode(out, final=reasons[i] is not None), reasons[i]) for i, out in raw.items()]
+                if not self.done and self.engine.n_running > 1:
+                    await asyncio.sleep(max(0, sent + PACE * self.engine.n_running - time.perf_counter()))
 
     def usage(self):
         n_prompt, n_output = len(self.wanted.prompt), self.job.n_output
@@ -87,9 +91,12 @@ class Completion:
 
     async def events(self):
         """The stream's bytes: server-sent events, an error as the last of them."""
+        # As event(self.json([choice(...)])) would write it, three times as fast.
+        head = (event(self.json([])).replace(b"%", b"%%").replace(b"[]", b'[{"index": %d, "text": %s, "finish_reason": %s, '
+                                                                         b'"logprobs": null}]'))
         try:
             async for pieces in self.pieces():
-                yield b"".join(event(self.json([choice(*piece)])) for piece in pieces)
+                yield b"".join(head % (i, json.dumps(text).encode(), json.dumps(reason).encode()) for i, text, reason in pieces)
             if self.wanted.include_usage and self.done:
                 yield event(self.json([], usage=self.usage()))
         except Refused as error:

@@ -94,6 +94,10 @@ class Engine:
         ]
 
     @property
+    def n_running(self):
+        return len(self.running)
+
+    @property
     def is_alive(self):
         return self.thread.is_alive()
 

@@ -44,12 +44,12 @@ class Stream:
 
 
 async def complete(port, **fields):
-    """One streamed completion.  HTTP/1.0: the answer's body is as it stands and ends with the connection."""
+    """One streamed completion."""
     body = json.dumps({"stream": True, "stream_options": {"include_usage": True}, **fields}).encode()
     stream = Stream(time.perf_counter())
     reader, writer = await asyncio.open_connection(HOST, port)
-    writer.write(b"POST /v1/completions HTTP/1.0\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-                 % (HOST.encode(), len(body)) + body)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                 b"Content-Length: %d\r\n\r\n" % (HOST.encode(), len(body)) + body)
     try:
         status = (await reader.readline()).split()[1]
         while (await reader.readline()).strip():
@@ -57,8 +57,8 @@ async def complete(port, **fields):
         if status != b"200":
             raise RuntimeError((await reader.read()).decode())
         rest = b""
-        while data := await reader.read(65536):
-            *events, rest = (rest + data).split(b"\n\n")
+        while size := int(await reader.readline(), 16):         # chunks: a size, as many bytes, an empty line
+            *events, rest = (rest + (await reader.readexactly(size + 2))[:-2]).split(b"\n\n")
             for event in events:
                 _read(stream, event)
     finally:

@@ -33,7 +33,8 @@ class Model:
         self.layers = [gdn.GatedDeltaNet.from_gguf(path, block=i) for i in range(config["block_count"])]
 
     def rms_norm(self, x, name):
-        return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + self.eps) * self.weights[name]
+        mean = np.einsum("ij,ij->i", x, x)[:, None] / np.float32(x.shape[1])
+        return x / np.sqrt(mean + self.eps) * self.weights[name]
 
     def feed_forward(self, x, il):
         gate, up, down = (self.columns[f"blk.{il}.ffn_{part}.weight"] for part in ("gate", "up", "down"))
