@@ -176,7 +176,7 @@ def test_cancelled_requests_free_their_slots_and_the_queue_is_bounded():
             router.cancel(one.ticket)
         for _ in range(200):
             busy = [await worker.actor.busy.remote() for worker in router.decode]
-            if busy == [0, 0] and not router.live:
+            if busy == [(0, 0), (0, 0)] and not router.live:
                 break
             await asyncio.sleep(0.05)
         one = Asked(router, Request(b"ROMEO.\n", 20, 0))
@@ -184,5 +184,5 @@ def test_cancelled_requests_free_their_slots_and_the_queue_is_bounded():
         return busy, one
 
     busy, one = with_router(run)
-    assert busy == [0, 0]
+    assert busy == [(0, 0), (0, 0)]
     check([one], texts_alone([Request(b"ROMEO.\n", 20, 0)]))

@@ -5,6 +5,7 @@ import os
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+import asyncio
 import time
 from statistics import median
 
@@ -42,6 +43,30 @@ def seconds(run, n=15):
         run()
         times.append(time.perf_counter() - began)
     return median(times)
+
+
+class Talker:
+    async def nothing(self):
+        pass
+
+    async def pieces(self, n):
+        for _ in range(n):
+            yield b"piece", None, False
+
+
+async def calls(n=300):
+    """Seconds of a call that does nothing, and of a piece of a stream."""
+    actor = ray.remote(Talker).options(num_cpus=1).remote()
+    await actor.nothing.remote()
+    began = time.perf_counter()
+    for _ in range(n):
+        await actor.nothing.remote()
+    middle = time.perf_counter()
+    async for piece in actor.pieces.options(num_returns="streaming").remote(n):
+        await piece
+    end = time.perf_counter()
+    ray.kill(actor)
+    return (middle - began) / n, (end - middle) / n
 
 
 def states(extents, n):
@@ -82,6 +107,8 @@ def main():
         nbytes, save, load, ship = states(extents, n)
         print(f"{name}: a state is {nbytes / 1e6:.2f} MB; save {1e3 * save:.2f} ms, {nbytes / save / 1e9:.1f} GB/s; "
               f"load {1e3 * load:.2f} ms, {nbytes / load / 1e9:.1f} GB/s; actor to actor {1e3 * ship:.1f} ms")
+    call, piece = asyncio.run(calls())
+    print(f"Ray: a call takes {1e3 * call:.2f} ms, a piece of a stream {1e3 * piece:.2f} ms")
     for n in (16, 64, 128, 256, 512, 1024, 4096):
         print(f"shakespeare: a prompt of {n} tokens takes {1e3 * prefill(model, n):.2f} ms")
     ray.shutdown()

@@ -192,7 +192,8 @@ class Router:
     async def _stream(self, ticket, index, worker, progress):
         """Pass on what one actor writes; False if it died, which shows as an error or as a stream without an end."""
         request, write_id = replace(ticket.request, n=1), next(self.ids)
-        stream = worker.actor.write.options(num_returns="streaming").remote(
+        # The actor waits when four pieces have not been taken; what it writes meanwhile comes in one.
+        stream = worker.actor.write.options(num_returns="streaming", _generator_backpressure_num_objects=4).remote(
             write_id, request, index, bytes(progress.text), progress.state)
         state = None                     # counts once the piece after it has come: until then it may be an error
         try:
@@ -210,6 +211,7 @@ class Router:
             return progress.over
         except asyncio.CancelledError:
             worker.actor.cancel.remote(write_id)
+            ray.cancel(stream)
             raise
 
 

@@ -62,7 +62,7 @@ class Decode:
 
     def __init__(self, settings):
         self.engine = Engine(Model(), settings, Metrics(), self._post)
-        self.loop, self.inboxes = None, {}
+        self.loop, self.writes = None, {}
 
     def _post(self, events):
         self.loop.call_soon_threadsafe(lambda: [job.deliver(event) for job, event in events])
@@ -71,11 +71,15 @@ class Decode:
         return os.getpid()
 
     async def busy(self):
-        return len(self.engine.running) + len(self.engine.queue)
+        """(texts that have a slot or wait for one, streams that are open)"""
+        return len(self.engine.running) + len(self.engine.queue), len(self.writes)
 
     async def cancel(self, write_id):
-        if write_id in self.inboxes:
-            self.inboxes[write_id].put(GONE)
+        """Its slot is free before the next step, even if the stream waits for a reader."""
+        if write_id in self.writes:
+            inbox, job = self.writes[write_id]
+            self.engine.cancel(job)
+            inbox.put(GONE)
 
     async def write(self, write_id, request, index, written, state):
         """Choice `index` of a request, of which `written` is known and `state` (or None) has seen a part; in pieces:
@@ -83,8 +87,9 @@ class Decode:
         if self.loop is None:
             self.loop = asyncio.get_running_loop()
             self.engine.start()
-        inbox = self.inboxes[write_id] = Inbox()
-        job, over = self.engine.submit(request, inbox.put, index=index, written=written, state=state), False
+        inbox, over = Inbox(), False
+        job = self.engine.submit(request, inbox.put, index=index, written=written, state=state)
+        self.writes[write_id] = inbox, job
         try:
             while not over:
                 out, reason, saved = b"", None, None
@@ -104,6 +109,6 @@ class Decode:
                 if saved is not None:
                     yield np.frombuffer(saved.data, np.uint8)
         finally:
-            del self.inboxes[write_id]
+            del self.writes[write_id]
             if not over:
                 self.engine.cancel(job)
