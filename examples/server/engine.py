@@ -25,7 +25,7 @@ from server.states import States
 class Settings:
     n_active: int = 64               # texts written at once
     n_draft: int = 8                 # drafts a text and step at most; 0 turns them off
-    draft_tokens: int = 48           # drafts of a step at most: few texts may draft far, many hardly
+    draft_tokens: int = 16           # drafts of a step at most: few texts may draft far, many hardly
     step_tokens: int = 240           # tokens of a step at most; a prompt takes what decodes and drafts leave
     piece: int = 128                 # tokens of one prompt a step at most; states are kept where pieces end
     max_queue: int = 256             # requests that wait for a slot at most

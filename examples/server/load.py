@@ -101,30 +101,32 @@ def percentile(values, p):
     return ordered[min(len(ordered) - 1, int(p * len(ordered)))] if ordered else float("nan")
 
 
-async def scaling(port, counts, n_tokens, temperature):
-    """The table: throughput and times for each number of streams; returns {streams: tokens per second}."""
+async def scaling(port, counts, n_tokens, temperature, rounds=5):
+    """The table: throughput and times for each number of streams, in rounds of one after the other."""
     print(f"\ntemperature {temperature:g}, {n_tokens} tokens a stream\n"
           f"{'streams':>8} {'tokens/s':>9} {'first token':>12} {'p50 gap':>9} {'p99 gap':>9} {'drafts':>13} "
           f"{'prefix hits':>12} {'same text':>10} {'close':>6}")
     requests = [{"prompt": f"{PLAYS[i % len(PLAYS)]}.\n{i}", "max_tokens": n_tokens, "temperature": temperature, "seed": i}
                 for i in range(max(counts))]
     alone = [await complete(port, **r) for r in requests]
-    rates = {}
+    rounds = [{n: await together(port, requests[:n]) for n in counts} for _ in range(rounds)]
+    rates = {n: [sum(s.usage["completion_tokens"] for s in one[n][0]) / one[n][1] for one in rounds] for n in counts}
     for n in counts:
-        rounds = [await together(port, requests[:n]) for _ in range(max(1, 5 if n < 64 else 3))]
-        streams = [s for result in rounds for s in result[0]]
-        rates[n] = median(sum(s.usage["completion_tokens"] for s in result[0]) / result[1] for result in rounds)
-        total = lambda name: sum(result[2][name] for result in rounds)       # noqa: B023
+        results = [one[n] for one in rounds]
+        streams = [s for result in results for s in result[0]]
+        total = lambda name: sum(result[2][name] for result in results)      # noqa: B023
         gaps = [gap for s in streams for gap in s.gaps]
         same = sum(s.text == alone[i % n].text for i, s in enumerate(streams))
-        print(f"{n:>8} {rates[n]:>9.0f} {1e3 * median(s.first for s in streams):>9.1f} ms "
+        print(f"{n:>8} {median(rates[n]):>9.0f} {1e3 * median(s.first for s in streams):>9.1f} ms "
               f"{1e3 * percentile(gaps, .5):>6.2f} ms {1e3 * percentile(gaps, .99):>6.1f} ms "
               f"{total('accepted_tokens_total'):>6.0f}/{total('drafted_tokens_total'):<6.0f} "
               f"{total('prefix_hits_total'):>9.0f}/{len(streams):<3} {same:>6}/{len(streams):<4} "
               f"{total('close_choices_total'):>5.0f}")
         if same < len(streams):
             raise SystemExit(f"{len(streams) - same} texts differ from those written alone (sampling.py says when they may)")
-    return rates
+    first, *more = counts
+    ratio = {n: median(many / one for many, one in zip(rates[n], rates[first], strict=True)) for n in more}
+    print(f"against {first}, median of rounds: " + ", ".join(f"{n} streams {ratio[n]:.1f} times" for n in more))
 
 
 async def prefix(port, rounds=9, n=400):
@@ -160,9 +162,7 @@ async def everything(port, args, only_repetitive=False):
     await complete(port, prompt="warm up", max_tokens=50)
     if not only_repetitive:
         for temperature in (0, 0.7):
-            rates = await scaling(port, args.streams, args.tokens, temperature)
-            first, *more = args.streams
-            print("against one stream: " + ", ".join(f"{n} streams {rates[n] / rates[first]:.1f} times" for n in more))
+            await scaling(port, args.streams, args.tokens, temperature)
         await prefix(port)
     return await repetitive(port)
 
