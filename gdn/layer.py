@@ -38,8 +38,8 @@ class _Layer:
         vars(self).update((x.name, getattr(config, x.name)) for x in fields(config))
         self.key_size, self.value_size, self.C = self.H_k * self.S_k, self.H_v * self.S_v, config.channels
         self.tag = config.tag     # of `StateRing.create`, and what it needs to know of the layer
-        self.extents = {"H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
-                        "conv_width": self.width}
+        self.extents = {"H_k": self.H_k, "H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
+                        "conv_width": self.width, "per_channel": self.KIND == "kda"}
         w = self._check_weights(weight_layouts.flat(weights, config))
         self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
         self.A, self.dt_bias = w["A"], w["dt_bias"]

@@ -422,3 +422,26 @@ def test_the_tag_of_a_source():
     assert gdn.GatedDeltaNet.from_gguf(DATA / "qwen3next.gguf", 1).tag == layers["qwen3next"].tag
     assert gdn.GatedDeltaNet.from_gguf(DATA / "qwen35.gguf", 1).tag != layers["qwen35"].tag
     assert family_class("kimi").from_state_dict(KIMI.weights, "", GLM.config).tag != layers["kimi"].tag
+
+
+def test_a_state_of_another_order_of_heads_is_refused():
+    """A tiled layer's saved state and an interleaved layer's ring, in either direction; of one order, it loads."""
+    tiled = gdn.GatedDeltaNet.from_gguf(DATA / "qwen35.gguf", 1)
+    other = Case("qwen35").layer
+    assert tiled.extents == other.extents
+
+    def ring_of(layer):
+        return gdn.StateRing.create(2, n_layers=1, **layer.extents, tag=layer.tag)
+
+    for layer, wrong in ((tiled, other), (other, tiled)):
+        ring = ring_of(layer)
+        ring.acquire(0)
+        batch = gdn.Batch([0] * 5)
+        with ring.begin(batch) as step:
+            layer(Case("qwen35").x[:5], batch, step, 0)
+        saved = ring.save(0)
+        with pytest.raises(ValueError, match="tag"):
+            ring_of(wrong).load(0, saved)
+        again = ring_of(layer)
+        again.load(0, saved)
+        assert again.position(0) == 5

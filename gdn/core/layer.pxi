@@ -53,7 +53,8 @@ cdef class LayerKernels:
         self.delta.mode = choice(MODES, mode, "mode")
         self.n_threads = self.conv.n_threads = self.delta.n_threads = threads_argument(n_threads)
         if (ring.H_v != self.delta.v.ne[1] or ring.S_v != self.delta.v.ne[0] or ring.S_k != self.delta.q.ne[0]
-                or ring.conv_channels != self.conv.x.ne[0] or ring.conv_width != self.conv.weight.ne[0]):
+                or ring.conv_channels != self.conv.x.ne[0] or ring.conv_width != self.conv.weight.ne[0]
+                or ring.H_k != 0 and (ring.H_k != self.delta.q.ne[1] or bool(ring.per_channel) != self.extents["per_channel"])):
             raise ValueError(f"the ring has {step.ring.extents}, the layer {self.extents}")
         step.mark(il)
         api.ring_conv(ring, il, &self.conv.call.state)
