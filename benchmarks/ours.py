@@ -72,6 +72,100 @@ def decode(shape, states, n_tokens=1, n_snapshots=1, *, n_threads=1, head_map="t
     return call
 
 
+CAPACITY, KEPT = 16, 8  # of the token log's rows: entries a sequence may have, and those left behind a fold
+
+
+def token_log(shape, n_entries, seed):
+    """A log of unit keys and small updates."""
+    rng = np.random.default_rng(seed)
+    log = gdn.TokenLog(aligned((n_entries, shape.H_k, shape.S_k)), aligned((n_entries, shape.H_v, shape.S_v)),
+                       aligned((n_entries, shape.H_v)))
+    rng.standard_normal(out=log.k, dtype=np.float32)
+    log.k[:] /= np.linalg.norm(log.k, axis=-1, keepdims=True)
+    log.d[:] = 0.1 * rng.standard_normal(log.d.shape)
+    log.g[:] = -0.05
+    return log
+
+
+def log_decode(shape, states, n_entries, n_tokens=1, *, parents=None, n_steps=1, n_threads=1):
+    """n_steps steps of n_tokens of one sequence through every layer, on a state and a log.  Several steps are single tokens
+    and fold: the log grows from KEPT entries, and what is beyond KEPT goes to the layer's other row when CAPACITY is
+    passed; one step always starts alike, from n_entries."""
+    data = inputs(shape, n_tokens)[:5]
+    out, nowhere = aligned(data[2].shape), np.full(1, -1)
+    size = 2 * CAPACITY + n_tokens
+    layers = [(x, token_log(shape, size, i)) for i, x in enumerate(states)]
+    steps, first, n, row = [], 0, n_entries, 0
+    for _ in range(n_steps):
+        fold = n + n_tokens > CAPACITY and n_steps > 1
+        n_old = n + n_tokens - KEPT if fold else 0
+        entries = (first + np.arange(n + n_tokens)) % size
+        steps.append({"rows_in": np.array([row]), "log_in": entries[None, :n], "log_out": entries[None, n:],
+                      "checkpoints": np.array([(0, n_old - n, 1 - row)]) if fold else None})
+        if n_steps > 1:
+            first, n, row = first + n_old, n + n_tokens - n_old, 1 - row if fold else row
+
+    def call():
+        for step in steps:
+            for layer, log in layers:
+                gdn.gated_delta_net_inplace(*data, layer, rows_out=nowhere, head_map="tiled", out=out, n_threads=n_threads,
+                                            log=log, parents=parents, **step)
+
+    def check():
+        (layer, log), step = layers[-1], steps[-1]
+        call()
+        at = step["log_in"][0]
+        state = gdn.reference.replay(layer[step["rows_in"][0]], log.k[at], log.d[at], log.g[at])[-1]
+        for path in [range(n_tokens)] if parents is None else paths(parents[0]):
+            check_result(shape, (*(x[:, path] for x in data), state[None]), out[:, path], None, "tiled")
+    call.check = check
+    return call
+
+
+def paths(parents):
+    """The tokens from the root to every one of a tree."""
+    for t in range(len(parents)):
+        path = [t]
+        while parents[path[0]] >= 0:
+            path.insert(0, int(parents[path[0]]))
+        yield path
+
+
+def decode_planes(shape, states, n_steps):
+    """n_steps single tokens of one sequence through every layer, each to the next of the layer's rows."""
+    q, k, v, g, beta, _ = inputs(shape, 1)
+    out, n_rows = aligned(v.shape), states.shape[1]
+    rows = [np.array([i]) for i in range(n_rows)]
+
+    def call():
+        for i in range(n_steps):
+            for layer in states:
+                gdn.gated_delta_net_inplace(q, k, v, g, beta, layer, rows[i % n_rows], rows[(i + 1) % n_rows], head_map="tiled",
+                                            out=out, n_threads=1)
+    return call
+
+
+def prefill_checkpoints(shape, n_tokens, every):
+    """A prompt in place, from zeros, with the state kept every so many tokens; 0 = at the end alone."""
+    q, k, v, g, beta, _ = inputs(shape, n_tokens)
+    out = aligned(v.shape)
+    checkpoints = [(0, n, 1 + i) for i, n in enumerate(range(every, n_tokens, every))] if every else []
+    cache = aligned((1 + n_tokens // (every or n_tokens), shape.H_v, shape.S_v, shape.S_k))
+
+    def call():
+        gdn.gated_delta_net_inplace(q, k, v, g, beta, cache, [-1], [0], head_map="tiled", out=out, n_threads=1,
+                                    checkpoints=checkpoints or None)
+
+    def check():
+        call()
+        zeros = np.zeros_like(cache[:1])
+        check_result(shape, (q, k, v, g, beta, zeros), out, cache[:1], "tiled")
+        for _, n, row in checkpoints[:2]:
+            check_result(shape, (*(x[:, :n] for x in (q, k, v, g, beta)), zeros), out[:, :n], cache[row:row + 1], "tiled")
+    call.check = check
+    return call
+
+
 def decode_layers(shape, n_threads=1):
     """One token through LAYERS layers' states."""
     return decode(shape, layer_states(shape), n_threads=n_threads)

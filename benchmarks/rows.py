@@ -144,6 +144,66 @@ def _():
     return verify(ours.LAYERS)
 
 
+# The token log -------------------------------------------------------------------------------------------------------
+
+STEPS = 64
+
+
+def repeated(call, n):
+    def calls():
+        for _ in range(n):
+            call()
+    return calls
+
+
+@row("log-decode", "a decode step on 8 entries of a token log, 24 layers: time over x *= a", target=1.15, stretch=1.0,
+     at_least=False)
+def _():
+    states = ours.layer_states(QWEN)
+    p = compare(ours.log_decode(QWEN, states, 8), in_place_pass(states, 1))
+    return p.ratio, times(p)
+
+
+@row("log-mean", "64 such steps with folds (16 entries, 8 kept): time over as many x *= a", target=1.3, stretch=1.15,
+     at_least=False)
+def _():
+    states = ours.layer_states(QWEN, n_rows=2)
+    one = ours.layer_states(QWEN)
+    p = compare(ours.log_decode(QWEN, states, ours.KEPT, n_steps=STEPS), repeated(in_place_pass(one, 1), STEPS))
+    return p.ratio, times(p)
+
+
+@row("log-planes", "the same steps over steps that write the next of 10 planes", target=0.7, stretch=0.6, at_least=False)
+def _():
+    log = ours.log_decode(QWEN, ours.layer_states(QWEN, n_rows=2), ours.KEPT, n_steps=STEPS)
+    p = compare(log, ours.decode_planes(QWEN, ours.layer_states(QWEN, n_rows=10), STEPS))
+    return p.ratio, times(p)
+
+
+@row("log-drafts", "a step of 4 drafts on 8 entries, 24 layers: time over a single token", target=1.6, stretch=1.35,
+     at_least=False)
+def _():
+    states = ours.layer_states(QWEN)
+    p = compare(ours.log_decode(QWEN, states, 8, 4), ours.log_decode(QWEN, states, 8))
+    flops = 16.0 * states.size
+    sgemm = compare(sgemm_of(GEMM_FLOPS), sgemm_of(GEMM_FLOPS), budget=0.5)
+    return p.ratio, times(p, products_at_sgemm_us=round(flops / GEMM_FLOPS * sgemm.a * 1e6, 1))
+
+
+@row("log-tree", "a tree of 8 drafts, 24 layers: time over a chain of 8", target=1.15, stretch=1.05, at_least=False)
+def _():
+    states, tree = ours.layer_states(QWEN), np.array([[-1, 0, 0, 1, 1, 2, 2, 3]])
+    p = compare(ours.log_decode(QWEN, states, 8, 8, parents=tree), ours.log_decode(QWEN, states, 8, 8))
+    return p.ratio, times(p)
+
+
+@row("checkpoints", "a prompt of 2048 tokens with a checkpoint every 256: time over without", target=1.06, stretch=1.03,
+     at_least=False)
+def _():
+    p = compare(*(ours.prefill_checkpoints(QWEN, 2048, every) for every in (256, 0)))
+    return p.ratio, times(p)
+
+
 @row("threads-prefill", "prefill, 2048 tokens: two threads over one", target=1.8, stretch=1.95, at_least=True)
 def _():
     two, one = (ours.prefill(QWEN, 2048, n_threads=n) for n in (2, 1))

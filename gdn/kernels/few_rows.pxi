@@ -2,16 +2,20 @@
 #
 # A state is seen as rows of memory, contiguous along one index.  KEYS: a row a value column, so that products are dot
 # products along it.  VALUES: a row a key, so that products are sums of rows.  Both walk the state once, in blocks that
-# stay in the first-level cache while every product is taken and a fold, if there is one, is written.
+# stay in the first-level cache while every product is taken and a fold, if there is one, is written.  Two rows are taken in
+# one ascending stream, which hardware's prefetchers follow best when nothing else is fetched; with more of them, and folds,
+# the stream pauses, and what comes next is fetched.
 #
-# Needs: simd.pxi, pack.pxi (round_up), recurrent.pxi (row_dots).
+# Needs: simd.pxi, pack.pxi (fetch_rows), recurrent.pxi (row_dots).
 
 cdef enum:
     PANELS = 0                   # an order: packed panels in scratch (pack.pxi), each in turn as VALUES;
     KEYS = 1                     # in place, rows along the key index (ggml's order);
     VALUES = 2                   # in place, rows along the value index (FLA's)
     SIDE = 4                     # rows of memory side by side in a tile
-    STREAM = 4096                # bytes from a tile to what is fetched for a later one
+    AHEAD_OF_FOLD = 16           # rows of memory from a fold to what is fetched meanwhile
+    BLOCK_FLOATS = 2048          # of a state in VALUES order that meet all rows before the next are read
+    STREAM = 4096                # bytes from a tile to what is fetched meanwhile; less comes late, more brings nothing
 
 
 cdef struct fold:                # S <- decay S + sum_e key_e value_e^T
@@ -92,8 +96,9 @@ cdef inline void dots(float *y, int64_t y_ld, const float *rows, int64_t n_rows,
 
 
 cdef inline void sums_tile(float *y, int64_t y_ld, const float *rows, int64_t ld, const char *src, int64_t nb, int64_t n_src,
-                           bint first, const int n_rows, const int nv) noexcept nogil:
-    """y[m] (+)= sum_c rows[m][c] src[c] over n_src rows of memory, nv vectors of each."""
+                           bint first, int64_t n_ahead, const int n_rows, const int nv) noexcept nogil:
+    """y[m] (+)= sum_c rows[m][c] src[c] over n_src rows of memory, nv vectors of each.  n_ahead floats of each of the next
+    n_src rows are fetched."""
     cdef vf acc[FEW_ACC]
     cdef vf s[FEW_ACC]
     cdef int64_t c
@@ -102,6 +107,7 @@ cdef inline void sums_tile(float *y, int64_t y_ld, const float *rows, int64_t ld
         for j in range(nv):
             acc[m * nv + j] = v_set(0) if first else v_load(y + m * y_ld + j * VL)
     for c in range(n_src):
+        v_prefetch(<const float *>(src + (c + n_src) * nb), n_ahead)
         for j in range(nv):
             s[j] = v_load_ordered(<const float *>(src + c * nb) + j * VL)
         for m in range(n_rows):
@@ -113,14 +119,14 @@ cdef inline void sums_tile(float *y, int64_t y_ld, const float *rows, int64_t ld
 
 
 cdef inline void sums_of(float *y, int64_t y_ld, const float *rows, int64_t ld, const char *src, int64_t nb, int64_t n_src,
-                         int64_t n, bint first, const int n_rows) noexcept nogil:
+                         int64_t n, bint first, bint fetch, const int n_rows) noexcept nogil:
     """sums_tile over n floats of every row of memory, a multiple of VL."""
     cdef int64_t j = 0
     while j + FEW_ACC // n_rows * VL <= n:
-        sums_tile(y + j, y_ld, rows, ld, src + 4 * j, nb, n_src, first, n_rows, FEW_ACC // n_rows)
+        sums_tile(y + j, y_ld, rows, ld, src + 4 * j, nb, n_src, first, n if fetch and j == 0 else 0, n_rows, FEW_ACC // n_rows)
         j += FEW_ACC // n_rows * VL
     while j < n:
-        sums_tile(y + j, y_ld, rows, ld, src + 4 * j, nb, n_src, first, n_rows, 1)
+        sums_tile(y + j, y_ld, rows, ld, src + 4 * j, nb, n_src, first, n if fetch and j == 0 else 0, n_rows, 1)
         j += VL
 
 
@@ -129,13 +135,13 @@ cdef inline void sums(float *y, int64_t y_ld, const float *rows, int64_t n_rows,
     """y[m] (+)= sum_c rows[m][c] src[c] for an even number of rows, c over n_src rows of memory of n floats."""
     cdef int64_t m = 0
     while m + 8 <= n_rows and FEW_ACC >= 16:
-        sums_of(y + m * y_ld, y_ld, rows + m * ld, ld, src, nb, n_src, n, first, 8)
+        sums_of(y + m * y_ld, y_ld, rows + m * ld, ld, src, nb, n_src, n, first, m == 0, 8)
         m += 8
     while m + 4 <= n_rows:
-        sums_of(y + m * y_ld, y_ld, rows + m * ld, ld, src, nb, n_src, n, first, 4)
+        sums_of(y + m * y_ld, y_ld, rows + m * ld, ld, src, nb, n_src, n, first, m == 0, 4)
         m += 4
     if m < n_rows:
-        sums_of(y + m * y_ld, y_ld, rows + m * ld, ld, src, nb, n_src, n, first, 2)
+        sums_of(y + m * y_ld, y_ld, rows + m * ld, ld, src, nb, n_src, n, first, False, 2)
 
 
 # ---- folds -----------------------------------------------------------------------------------------------------
@@ -209,9 +215,13 @@ cdef inline void fold_edge(const fold *f, char *dst, int64_t dst_nb, const char 
 cdef void walk_keys(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src, int64_t src_nb,
                     int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb) noexcept nogil:
     """y[m][j] = rows[m] . state column j, and the folded state to dst unless f is NULL; KEYS.  src NULL is zeros: no y."""
-    cdef int64_t j, n, step = n_columns if f == NULL else 4 * SIDE
+    cdef int64_t j, n, step = n_columns if f == NULL else SIDE
     for j from 0 <= j < n_columns by step:
         n = min(step, n_columns - j)
+        if f != NULL:
+            fetch_rows(dst + (j + AHEAD_OF_FOLD) * dst_nb, dst_nb, n, S_k)
+            if src != NULL:
+                fetch_rows(src + (j + AHEAD_OF_FOLD) * src_nb, src_nb, n, S_k)
         if src != NULL and n_rows > 0:
             dots(y + j, y_ld, rows, n_rows, ld, src + j * src_nb, src_nb, n, S_k // VL)
         if f != NULL:
@@ -221,13 +231,18 @@ cdef void walk_keys(float *y, int64_t y_ld, const float *rows, int64_t n_rows, i
 cdef void walk_values(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src, int64_t src_nb,
                       int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb) noexcept nogil:
     """The same of a state in VALUES order."""
-    cdef int64_t c, n, i, block = max(<int64_t>8, 4096 // n_columns), step = S_k if f == NULL and n_rows == 2 else block
+    cdef int64_t c, n, step = max(<int64_t>8, BLOCK_FLOATS // n_columns)
+    if f != NULL:
+        step = 2 * SIDE
+    elif n_rows == 2:
+        step = S_k
     for c from 0 <= c < S_k by step:
         n = min(step, S_k - c)
+        if f != NULL:
+            fetch_rows(dst + (c + AHEAD_OF_FOLD) * dst_nb, dst_nb, n, n_columns)
+            if src != NULL:
+                fetch_rows(src + (c + AHEAD_OF_FOLD) * src_nb, src_nb, n, n_columns)
         if src != NULL and n_rows > 0:
-            if n_rows > 2:
-                for i in range(c + step, min(c + 2 * step, S_k)):
-                    v_prefetch(<const float *>(src + i * src_nb), n_columns)
             sums(y, y_ld, rows + c, n_rows, ld, src + c * src_nb, src_nb, n, n_columns, c == 0)
         if f != NULL:
             fold_rows(f, dst + c * dst_nb, dst_nb, NULL if src == NULL else src + c * src_nb, src_nb, c, n, n_columns, VALUES)

@@ -35,18 +35,9 @@ cdef struct path_sums:           # one token's row of the chunk form; the column
 
 
 cdef void log_item(delta_work_item *item) noexcept nogil:
-    cdef int64_t L, p
-    cdef const log_buffers *log = &item.buf.log
-    cdef const gdn_tensor *k = &item.job.args.log_k
-    cdef const gdn_tensor *d = &item.job.args.log_d
-    L = item.n_entries
-    for p in range(L):
-        v_prefetch(<const float *>entry_of(item, k, item.key_head, item.log_in[p]), item.job.S_k)
-        v_prefetch(<const float *>(entry_of(item, d, value_head(item, 0), item.log_in[p]) + item.column * d.nb[0]),
-                   item.n_columns)
-    for p in range(L):
-        pack_row(log.k + p * item.buf.ld, entry_of(item, k, item.key_head, item.log_in[p]), k.nb[0], item.job.S_k, item.buf.ld)
-        log.up[p] = p - 1
+    cdef int64_t p
+    for p in range(item.n_entries):
+        item.buf.log.up[p] = p - 1
     if few_rows_take(item.job, item.n_tokens):
         run_few_rows(item)
     else:
@@ -80,16 +71,38 @@ cdef inline bint starts_there(const delta_work_item *item, const char *row) noex
 
 # ---- columns from and to the log -------------------------------------------------------------------------------
 
-cdef void load_entries(const delta_work_item *item, int64_t m) noexcept nogil:
-    """d and g of the entries for head m."""
-    cdef const log_buffers *log = &item.buf.log
+cdef inline void fetch_entries(const delta_work_item *item, int64_t m) noexcept nogil:
+    """k and d of the entries for head m, towards the cache; k with the first head.  Inline: a function that does nothing but
+    fetch is none to the compiler, which leaves its calls out."""
+    cdef const gdn_tensor *k = &item.job.args.log_k
     cdef const gdn_tensor *d = &item.job.args.log_d
-    cdef const gdn_tensor *g = &item.job.args.log_g
     cdef int64_t head = value_head(item, m), p
     for p in range(item.n_entries):
+        if m == 0:
+            v_prefetch(<const float *>entry_of(item, k, item.key_head, item.log_in[p]), item.job.S_k)
+        v_prefetch(<const float *>(entry_of(item, d, head, item.log_in[p]) + item.column * d.nb[0]), item.n_columns)
+
+
+cdef void load_entries(const delta_work_item *item, int64_t m) noexcept nogil:
+    """k and d of the entries for head m; k with the first head."""
+    cdef const log_buffers *log = &item.buf.log
+    cdef const gdn_tensor *k = &item.job.args.log_k
+    cdef const gdn_tensor *d = &item.job.args.log_d
+    cdef int64_t head = value_head(item, m), p
+    for p in range(item.n_entries):
+        if m == 0:
+            pack_row(log.k + p * item.buf.ld, entry_of(item, k, item.key_head, item.log_in[p]), k.nb[0], item.job.S_k,
+                     item.buf.ld)
         pack_row(log.X + p * item.buf.columns_ld, entry_of(item, d, head, item.log_in[p]) + item.column * d.nb[0], d.nb[0],
                  item.n_columns, item.buf.columns_ld)
-        load_decay(item, p, entry_of(item, g, head, item.log_in[p]), g.nb[0])
+
+
+cdef void load_decays(const delta_work_item *item, int64_t m) noexcept nogil:
+    """g of the entries for head m."""
+    cdef const gdn_tensor *g = &item.job.args.log_g
+    cdef int64_t p
+    for p in range(item.n_entries):
+        load_decay(item, p, entry_of(item, g, value_head(item, m), item.log_in[p]), g.nb[0])
 
 
 cdef inline void load_decay(const delta_work_item *item, int64_t p, const char *src, int64_t nb) noexcept nogil:
@@ -209,7 +222,7 @@ cdef void run_few_rows(delta_work_item *item) noexcept nogil:
     cdef const gdn_delta_net_args *args = item.job.args
     cdef const log_buffers *log = &item.buf.log
     cdef const int64_t *parents = args.call.parents
-    cdef int64_t L = item.n_entries, T = item.n_tokens, ld = item.buf.ld, t, m, n, parent
+    cdef int64_t L = item.n_entries, T = item.n_tokens, ld = item.buf.ld, t, m, parent
     if parents != NULL:
         parents += item.batch * args.q.ne[2] + item.start
     for t in range(T):
@@ -221,11 +234,6 @@ cdef void run_few_rows(delta_work_item *item) noexcept nogil:
             memcpy(log.rows + 2 * t * ld, log.k + (L + t) * ld, ld * sizeof(float))
             memcpy(log.rows + (2 * t + 1) * ld, log.q + t * ld, ld * sizeof(float))
     keep_keys(item, log.k + L * ld, 0, T)
-    if not item.job.per_channel:
-        for t in range(T):
-            n = find_path(log, L + t)
-            pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * ld, log.k, NULL, log.path, n,
-                          1, 1, ld)
     for m in range(item.n_heads):
         few_rows_head(item, m, state_order(item))
 
@@ -249,11 +257,12 @@ cdef void few_rows_head(delta_work_item *item, int64_t m, int order) noexcept no
     cdef int64_t L = item.n_entries, T = item.n_tokens, head = value_head(item, m), t, i, first = -1
     cdef state_target target
     cdef fold f
-    load_entries(item, m)
+    fetch_entries(item, m)
+    load_decays(item, m)
     for t in range(T):
         load_decay(item, L + t, row_of(item, &args.g, head, t), args.g.nb[0])
     if item.job.per_channel:
-        decay_rows(item, head)
+        decay_rows(item)
     if order == PANELS:
         load_head(item, m)
     for i in range(n_targets(item)):            # one fold of the log's entries goes with the products
@@ -262,10 +271,14 @@ cdef void few_rows_head(delta_work_item *item, int64_t m, int order) noexcept no
             first = i
             break
     if first >= 0:
+        load_entries(item, m)
         prepare_fold(item, &f, L + target.n)
         walk_state(item, m, order, 2 * T, &f, target.row)
     else:
         walk_state(item, m, order, 2 * T, NULL, NULL)
+        load_entries(item, m)                   # which have come while the state was read
+    if item.job.per_channel or m == 0:
+        multiply_pairs(item, head)
     if item.job.rows.state_in[item.seq] == NULL:
         memset(log.y, 0, 2 * T * item.buf.columns_ld * sizeof(float))
     solve_tokens(item, m)
@@ -273,12 +286,24 @@ cdef void few_rows_head(delta_work_item *item, int64_t m, int order) noexcept no
     write_states(item, m, order, T, first)
 
 
-cdef void decay_rows(const delta_work_item *item, int64_t head) noexcept nogil:
-    """Per channel: e * K and e * Q as rows, and every token's decayed pairs, times beta and scale.  e is exp of the path's
-    sum: a total needs no subtraction."""
-    cdef const gdn_delta_net_args *args = item.job.args
+cdef void multiply_pairs(const delta_work_item *item, int64_t head) noexcept nogil:
+    """Every token's products with the keys of its path; per channel those of a value head, decayed, times beta and scale."""
     cdef const log_buffers *log = &item.buf.log
-    cdef int64_t L = item.n_entries, T = item.n_tokens, ld = item.buf.ld, t, c, p, n, before
+    cdef int64_t L = item.n_entries, t, n
+    for t in range(item.n_tokens):
+        n = find_path(log, L + t)
+        if item.job.per_channel:
+            pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * item.buf.ld, log.k, log.a,
+                          log.path, n, beta_of(item, head, t), item.job.scale, item.buf.ld)
+        else:
+            pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * item.buf.ld, log.k, NULL,
+                          log.path, n, 1, 1, item.buf.ld)
+
+
+cdef void decay_rows(const delta_work_item *item) noexcept nogil:
+    """Per channel: e * K and e * Q as rows.  e is exp of the path's sum: a total needs no subtraction."""
+    cdef const log_buffers *log = &item.buf.log
+    cdef int64_t L = item.n_entries, T = item.n_tokens, ld = item.buf.ld, t, c, p, before
     cdef vf sum, e
     for c from 0 <= c < ld by VL:
         sum = v_set(0)
@@ -294,10 +319,6 @@ cdef void decay_rows(const delta_work_item *item, int64_t head) noexcept nogil:
             e = v_exp(sum)
             v_store(log.rows + 2 * t * ld + c, e * v_load(log.k + (L + t) * ld + c))
             v_store(log.rows + (2 * t + 1) * ld + c, e * v_load(log.q + t * ld + c))
-    for t in range(T):
-        n = find_path(log, L + t)
-        pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * ld, log.k, log.a, log.path, n,
-                      beta_of(item, head, t), item.job.scale, ld)
 
 
 cdef inline float beta_of(const delta_work_item *item, int64_t head, int64_t t) noexcept nogil:
@@ -395,6 +416,7 @@ cdef void run_long(delta_work_item *item) noexcept nogil:
     for m in range(item.n_heads):
         load_head(item, m)
         load_entries(item, m)
+        load_decays(item, m)
         write_states(item, m, PANELS, 0, -1)
         if item.n_entries > 0:
             absorb(item, m)

@@ -92,6 +92,13 @@ cdef inline void scale_row(float *row, float s, int64_t ld) noexcept nogil:
         v_store(row + i, v_load(row + i) * s)
 
 
+cdef inline void fetch_rows(const char *row, int64_t nb, int64_t n_rows, int64_t n) noexcept nogil:
+    """n floats of each of n_rows rows, towards the second-level cache."""
+    cdef int64_t i
+    for i in range(n_rows):
+        v_prefetch(<const float *>(row + i * nb), n)
+
+
 # The working state of a head: panels of NV * VL value columns, each [key][column] and contiguous, so that a panel
 # never falls on a few sets of the L1 cache.  Keys are padded to `rows` (zeros), columns to whole panels.
 # Caller memory is seen through nb = byte strides over key, value column.

@@ -60,12 +60,6 @@ cdef inline void fetch_ahead(const delta_work_item *item, int64_t m, int64_t t_f
     fetch_rows(columns_of(item, &args.out, head, t_first), args.out.nb[2], n, item.n_columns)
 
 
-cdef inline void fetch_rows(const char *row, int64_t nb, int64_t n_rows, int64_t n) noexcept nogil:
-    cdef int64_t i
-    for i in range(n_rows):
-        v_prefetch(<const float *>(row + i * nb), n)
-
-
 cdef void chunk_head(delta_work_item *item, const operands *op, int64_t m, int64_t t0) noexcept nogil:
     """All panels of one head's chunk.  v and out are used where they lie if their rows are whole vectors.  While a panel
     computes, its share of the next chunk's rows is on the way."""
