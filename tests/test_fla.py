@@ -191,6 +191,16 @@ def test_positions_are_those_of_fla():
     assert {"cp_context", "lower_bound", "safe_gate", "return_intermediate_states"} <= kda
 
 
+def test_names_of_the_base():
+    """gdn.adapters.torch answers for the functions too, and for nothing else of this module."""
+    from gdn.adapters import torch as base
+
+    assert all(getattr(base, name) is getattr(fla, name) for name in FUNCTIONS)
+    for name in ("as_module", "chunk_gla"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(base, name)
+
+
 def conv_reference(x, weight, bias, state, activation):
     """(out, last W inputs) in float64 of x (B, T, D) after state (B, D, W)."""
     W = weight.shape[1]
