@@ -84,6 +84,7 @@ class Library:
 
     def __init__(self, path, mode):
         lib = C.CDLL(str(path), mode=mode)
+        self.path = str(path)
         self.ggml = ggml.Library(lib)
         for name, (result, *arguments) in SIGNATURES.items():
             function = getattr(lib, f"llama_{name}", None)
