@@ -10,7 +10,7 @@ ARGS   ?=
 PY     := $(VENV)/bin/python
 PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
-SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h)
+SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h gdn/native/*)
 
 .PHONY: demo serve build test test-cluster test-slow fuzz bench lint debug asan asm old-cpu docs sdist wheel clean distclean help
 .DELETE_ON_ERROR:
@@ -29,6 +29,7 @@ help:
 	@echo "make asm        look for register spills in the hot loops of every level"
 	@echo "make old-cpu    the base level under an emulated CPU without AVX (needs qemu-x86_64-static)"
 	@echo "make docs       the documents as a site, in build/site"
+	@echo "make libgdn     the C library, and the plug-in of llama.cpp, in gdn/lib; make install-libgdn PREFIX=/usr/local"
 	@echo "make sdist, make wheel, make clean, make distclean"
 
 $(VENV)/.made:
@@ -110,11 +111,22 @@ sdist: $(VENV)/.installed
 	$(PIP) build
 	$(PY) -m build --sdist
 
+# libgdn.so and the plug-in of ggml, in gdn/lib; they need no Python to run.
+libgdn: build
+
+PREFIX ?= /usr/local
+install-libgdn: libgdn
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/lib/cmake/gdn $(DESTDIR)$(PREFIX)/include
+	install -m 755 gdn/lib/libgdn.so gdn/lib/libggml-gdn.so $(DESTDIR)$(PREFIX)/lib
+	install -m 644 gdn/include/gdn.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 gdn/lib/gdnConfig.cmake $(DESTDIR)$(PREFIX)/lib/cmake/gdn
+	sed 's|$${pcfiledir}/..|$${pcfiledir}/../..|' gdn/lib/gdn.pc > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gdn.pc
+
 wheel: $(VENV)/.made
 	$(PY) -m pip wheel --no-deps -w dist $(PIP_FLAGS) .
 
 clean:
-	rm -rf build dist *.egg-info gdn/*.so .pytest_cache .ruff_cache .hypothesis .benchmarks $(VENV)/.built
+	rm -rf build dist *.egg-info gdn/*.so gdn/lib .pytest_cache .ruff_cache .hypothesis .benchmarks $(VENV)/.built
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +22,10 @@ LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-mar
 KERNEL_FLAGS = ["-fno-inline-functions-called-once", "--param=max-completely-peeled-insns=1000",
                 "--param=max-completely-peel-times=8"]
 MODULES = ("_tensor", "_core", "_ring")
-HEADERS = [str(path) for folder in ("include", "core", "kernels", "ring") for path in Path("gdn", folder).glob("*.h")]
+HEADERS = [str(path) for folder in ("include", "core", "kernels", "ring", "native") for path in Path("gdn", folder).glob("*.h")]
+NATIVE = sorted(Path("gdn/native").glob("*.c"))
+LIBRARIES = sys.platform == "linux" and not DEBUG and not SANITIZE      # those builds' checks raise Python's errors
+VERSION = re.search(r'"(.+)"', Path("gdn/_version.py").read_text()).group(1)
 BUILD = "build/debug/cython" if DEBUG else "build/cython"     # generated C stays out of the package
 SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
 OPENMP_SOURCE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
@@ -32,8 +36,8 @@ def extension(name, compile_args=(), **kwargs):
     if SANITIZE:
         flags += SANITIZE_FLAGS
     # Cython drops const, and int64_t is a long here and a long long there: %lld prints both.
-    flags += ["-fvisibility=hidden", "-fno-math-errno", "-Wno-unused-function", "-Wno-discarded-qualifiers", "-Wno-format",
-              *compile_args]
+    flags += ["-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-math-errno", "-Wno-unused-function",
+              "-Wno-discarded-qualifiers", "-Wno-format", *compile_args]
     return Extension(
         f"gdn.{name}", [f"gdn/{name}.pyx"],
         include_dirs=["gdn/include", "gdn/core", "gdn/kernels", "gdn/ring", numpy.get_include()],
@@ -51,7 +55,14 @@ def extensions():
 
 
 class BuildExt(build_ext):
-    """Adds OpenMP's flags when a test program compiles and links with them; without them the build is serial."""
+    """Adds OpenMP's flags when a test program compiles and links with them; without them the build is serial.  Then links the
+    modules' object files again, for hosts without Python."""
+
+    openmp = ()
+
+    def run(self):
+        self.root = "" if self.inplace else self.build_lib        # setuptools builds elsewhere first, and copies modules
+        super().run()
 
     def build_extensions(self):
         if sys.platform != "win32" and self.has_openmp():
@@ -59,7 +70,30 @@ class BuildExt(build_ext):
                 if ext.name == "gdn._core":
                     ext.extra_compile_args.append("-fopenmp")
                     ext.extra_link_args.append("-fopenmp")
+            self.openmp = ("-fopenmp",)
         super().build_extensions()
+        if LIBRARIES and any(ext.name == "gdn._core" for ext in self.extensions):
+            self.link_libraries(Path(self.root, "gdn", "lib"))
+
+    def link_libraries(self, folder):
+        """gdn/lib: libgdn.so and the plug-in of ggml, each with the calls and the kernels of every level inside."""
+        flags = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra"]
+        objects = [name for ext in self.extensions if ext.name != "gdn._tensor"
+                   for name in self.compiler.object_filenames(ext.sources, output_dir=self.build_temp)]
+        native = self.compiler.compile([str(path) for path in NATIVE], output_dir=self.build_temp, extra_postargs=flags,
+                                       include_dirs=["gdn/include", "gdn/core", "gdn/kernels"], depends=HEADERS)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, only in (("libgdn.so", "gdn_get_api"), ("libggml-gdn.so", "ggml_backend_init")):
+            exports = Path(self.build_temp, name + ".map")
+            exports.write_text(f"{{ global: {only}; local: *; }};\n")
+            own = [path for path in native if only == "ggml_backend_init" or "ggml" not in Path(path).name]
+            self.compiler.link_shared_object(
+                [*objects, *own], str(folder / name), libraries=["m", "pthread", "dl"],
+                extra_postargs=[*self.openmp, "-Wl,--gc-sections,--strip-all,-z,defs,-z,nodelete,-soname," + name,
+                                f"-Wl,--version-script={exports}"])
+        for name in ("gdn.pc", "gdnConfig.cmake"):
+            text = Path("gdn/native", name + ".in").read_text().replace("@VERSION@", VERSION)
+            (folder / name).write_text(text)
 
     def has_openmp(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """Gated DeltaNet and Kimi Delta Attention on the CPU."""
 
 from gdn import reference
-from gdn._config import get_include, show_config
+from gdn._config import get_ggml_backend, get_include, get_library, show_config
 from gdn._core import (
     TokenLog,
     capi,

@@ -1,4 +1,4 @@
-"""`python -m gdn info | check | bench | inspect FILE.gguf`."""
+"""`python -m gdn info | check | bench | inspect FILE.gguf | config | llama`."""
 
 import argparse
 import sys
@@ -26,6 +26,24 @@ def inspect(args):
     return 0
 
 
+def config(args):
+    import os
+
+    import gdn
+    library = gdn.get_library()
+    folder = os.path.dirname(library)
+    print(*{"cflags": [f"-I{gdn.get_include()}"], "libs": [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lgdn"],
+            "library": [library], "cmakedir": [folder]}[args.what])
+    return 0
+
+
+def llama(args):
+    import gdn
+    path = gdn.get_ggml_backend()
+    print(path if args.path else f"GGML_BACKEND_PATH={path}")
+    return 0
+
+
 def parse(argv):
     parser = argparse.ArgumentParser(prog="python -m gdn", description="Gated DeltaNet on the CPU")
     commands = parser.add_subparsers(required=True, dest="command")
@@ -41,6 +59,12 @@ def parse(argv):
     command(bench, "a quick table of what this machine does").add_argument(
         "--seconds", type=float, default=0.5, help="time spent on each row (0.5)")
     command(inspect, "the linear-attention layers of a GGUF file").add_argument("file", metavar="FILE.gguf")
+    what = command(config, "what a C compiler and linker need").add_mutually_exclusive_group(required=True)
+    for name, text in (("cflags", "flags that find gdn.h"), ("libs", "flags that link with libgdn.so"),
+                       ("library", "path of libgdn.so"), ("cmakedir", "folder of gdnConfig.cmake, for -Dgdn_DIR")):
+        what.add_argument(f"--{name}", dest="what", action="store_const", const=name, help=text)
+    command(llama, "the plug-in that llama.cpp loads: what to put into its environment").add_argument(
+        "--path", action="store_true", help="its path alone")
     return parser.parse_args(argv)
 
 

@@ -8,12 +8,29 @@ import numpy
 from gdn import _core
 from gdn._version import __version__
 
-__all__ = ["get_include", "show_config"]
+__all__ = ["get_ggml_backend", "get_include", "get_library", "show_config"]
 
 
 def get_include():
     """Directory of ``gdn.h``, for a C compiler's ``-I``."""
     return str(Path(__file__).parent / "include")
+
+
+def get_library():
+    """Path of ``libgdn.so``, the library for hosts without Python.  FileNotFoundError where this build has none."""
+    return native("libgdn.so")
+
+
+def get_ggml_backend():
+    """Path of ``libggml-gdn.so``, the plug-in of ggml and llama.cpp.  FileNotFoundError where this build has none."""
+    return native("libggml-gdn.so")
+
+
+def native(name):
+    path = Path(__file__).parent / "lib" / name
+    if not path.is_file():
+        raise FileNotFoundError(f"this build of gdn has no {name}: it is made on Linux, by builds that are not for debugging")
+    return str(path)
 
 
 def show_config(mode="print"):

@@ -73,4 +73,4 @@ include "ring/python.pxi"
 include "ring/step.pxi"
 
 import_array()
-fill_ring_members(&api)
+gdn_ring_start(&api)

@@ -1,5 +1,7 @@
 """Shared set-up: one hypothesis profile, so that a run on a busy machine fails on wrong numbers only."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from c_tools import Api
@@ -26,7 +28,14 @@ def one():
     return run
 
 
-@pytest.fixture(scope="session")
-def api():
-    """The C face's table."""
-    return Api.from_address(gdn.capi)
+def library_table():
+    """The address of libgdn.so's table, as this process has it beside Python's."""
+    get = ctypes.CDLL(gdn.get_library()).gdn_get_api
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_uint32]
+    return get(Api.from_address(gdn.capi).abi)
+
+
+@pytest.fixture(scope="session", params=["python", "library"])
+def api(request):
+    """The C face's table, from Python and from the library that needs none."""
+    return Api.from_address(gdn.capi if request.param == "python" else library_table())

@@ -50,16 +50,18 @@ def programs(tmp_path_factory):
     return build, environment
 
 
-def test_pthreads_decode_on_memory_that_c_owns(programs):
+@pytest.mark.parametrize("name", ["threads", "library/threads"])
+def test_pthreads_decode_on_memory_that_c_owns(programs, name):
     build, environment = programs
-    done = subprocess.run([build / "threads"], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([build / name], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("error") == 4 and done.stdout.endswith("ok\n")
 
 
-def test_python_and_c_share_a_ring(programs):
+@pytest.mark.parametrize("name", ["shared", "library/shared"])
+def test_python_and_c_share_a_ring(programs, name):
     build, environment = programs
-    done = subprocess.run([sys.executable, EXAMPLES / "shared.py", build / "shared"], env=environment,
+    done = subprocess.run([sys.executable, EXAMPLES / "shared.py", build / name], env=environment,
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("as it should be") == 4 and "resource_tracker" not in done.stderr

@@ -15,7 +15,7 @@ enum { LAYERS = 3, HEADS = 2, S = 16, WIDTH = 4, CHANNELS = 3 * HEADS * S, MAX_T
 
 #define CHECK(status) check((status), #status, __FILE__, __LINE__)
 
-static gdn_api *gdn;
+static const gdn_api *gdn;
 
 static void check(gdn_status status, const char *call, const char *file, int line)
 {

@@ -1,15 +1,22 @@
-/* table.h - the only contact with Python: start an interpreter, fetch gdn's function table, let the GIL go. */
+/* table.h - where the function table comes from.  With Python: start an interpreter, fetch the table, let the GIL go.
+ * With GDN_LIBRARY defined: from libgdn.so, which the program is linked with. */
 #ifndef TABLE_H
 #define TABLE_H
 
+#ifdef GDN_LIBRARY
+#include "gdn.h"
+
+static const gdn_api *fetch_table(void) { return gdn_get_api(GDN_ABI); }
+
+#else
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "gdn.h"
 
-static gdn_api *fetch_table(void)
+static const gdn_api *fetch_table(void)
 {
-    gdn_api *api;
+    const gdn_api *api;
     Py_Initialize();
     api = PyCapsule_Import("gdn._core.api", 0);
     if (api == NULL) {
@@ -19,5 +26,6 @@ static gdn_api *fetch_table(void)
     PyEval_SaveThread();        /* nothing below needs the interpreter; it stays, for the table lives in its module */
     return gdn_api_ok(api) ? api : NULL;
 }
+#endif
 
 #endif

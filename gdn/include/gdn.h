@@ -2,6 +2,7 @@
  *
  * No Python header is needed.  The functions are members of one table, `gdn_api`, which a host fetches once:
  *
+ *     const gdn_api *gdn = gdn_get_api(GDN_ABI);                 linked with libgdn.so, no Python anywhere
  *     gdn_api *gdn = PyCapsule_Import("gdn._core.api", 0);      from C that embeds Python, GIL held
  *     gdn_api *gdn = (gdn_api *)(uintptr_t)address;              the integer `gdn.capi` seen from Python
  *
@@ -521,6 +522,11 @@ typedef struct gdn_api {
     gdn_status (*ring_save_state_size)(gdn_ring_header *ring, int64_t seq_id, size_t *bytes);
     gdn_status (*ring_save_state)(gdn_ring_header *ring, int64_t seq_id, void *data, size_t size, size_t *bytes);
 } gdn_api;
+
+/* libgdn.so's only function: its table, the same each time; NULL for another ABI, and where GDN_LEVEL in the environment
+ * names no level that this CPU runs.  Nothing to free, no call that must come first, safe from any thread.  A process may
+ * hold the library's table and Python's at once, also on the same ring. */
+const gdn_api *gdn_get_api(uint32_t abi);
 
 /* Whether a fetched table is one this header describes. */
 static inline int gdn_api_ok(const gdn_api *api)

@@ -89,7 +89,7 @@ static int run_conv(state *s, const conv_plan *c)
     size_t line = 4 * (size_t)channels, need, window_bytes;
     char message[256] = "";
     gdn_conv_args a = { .size = sizeof(a), .activation = c->silu ? GDN_ACT_SILU : GDN_ACT_NONE, .n_threads = s->n_threads,
-                        .n_seqs = n_seqs, .n_snapshots = 1, .message = message, .message_size = sizeof(message) };
+                        .call = { .n_seqs = n_seqs, .n_snapshots = 1, .message = message, .message_size = sizeof(message) } };
     gdn_status status;
     if (n_tokens == 0 || n_seqs == 0)
         return STATUS_SUCCESS;
@@ -98,27 +98,27 @@ static int run_conv(state *s, const conv_plan *c)
     if (c->concat) {
         const tensor *window = c->concat->src[0], *x = c->concat->src[1];
         a.x = view_of(x->data, channels, n_tokens, n_seqs, 4, x->nb[0], x->nb[2]);
-        a.state = view_of(window->data, width - 1, channels, n_seqs, 4, window->nb[1], window->nb[2]);
+        a.call.state = view_of(window->data, width - 1, channels, n_seqs, 4, window->nb[1], window->nb[2]);
         for (int i = 0; i < c->n_copies; i++)
             copy_window(window, x, (c->copies[i]->src[0]->data - c->concat->data) / 4, c->copies[i]);
     } else {
         a.x = view_of(input->data + 4 * (width - 1), channels, n_tokens, n_seqs, input->nb[1], 4, input->nb[2]);
-        a.state = view_of(input->data, width - 1, channels, n_seqs, 4, input->nb[1], input->nb[2]);
+        a.call.state = view_of(input->data, width - 1, channels, n_seqs, 4, input->nb[1], input->nb[2]);
     }
     window_bytes = c->concat ? 4 * (size_t)((width - 1) * channels * n_seqs) : 0;
     status = gdn->causal_conv1d_scratch_size(&a, &need);
     if (status != GDN_OK)
         return refused("SSM_CONV", status, message);
-    a.scratch = scratch_of(s, window_bytes + need);
-    if (!a.scratch)
+    a.call.scratch = scratch_of(s, window_bytes + need);
+    if (!a.call.scratch)
         return STATUS_FAILED;
-    a.scratch_size = need;
+    a.call.scratch_size = need;
     if (c->concat) {                    /* the output's memory may be the window's, which nobody reads after the CONCAT */
         tensor copy = { .ne = { width - 1, channels, n_seqs, 1 },
-                        .nb = { 4, 4 * (size_t)(width - 1), 4 * (size_t)((width - 1) * channels) }, .data = a.scratch };
+                        .nb = { 4, 4 * (size_t)(width - 1), 4 * (size_t)((width - 1) * channels) }, .data = a.call.scratch };
         copy_window(c->concat->src[0], c->concat->src[1], 0, &copy);
-        a.state = view_of(copy.data, width - 1, channels, n_seqs, 4, copy.nb[1], copy.nb[2]);
-        a.scratch = (char *)a.scratch + window_bytes;
+        a.call.state = view_of(copy.data, width - 1, channels, n_seqs, 4, copy.nb[1], copy.nb[2]);
+        a.call.scratch = (char *)a.call.scratch + window_bytes;
     }
     status = gdn->causal_conv1d(&a);
     counted.conv++;
@@ -145,7 +145,7 @@ static gdn_tensor states_at(char *data, const tensor *v, int64_t n_rows, size_t 
 static bool set_rows(state *s, const delta_plan *d, gdn_delta_net_args *a)
 {
     const tensor *v = d->delta->src[2], *copy = d->copy;
-    int64_t n_seqs = v->ne[3], row = 4 * v->ne[0] * v->ne[0] * v->ne[1], K = a->n_snapshots, cache_nb = row, first = 0;
+    int64_t n_seqs = v->ne[3], row = 4 * v->ne[0] * v->ne[0] * v->ne[1], K = a->call.n_snapshots, cache_nb = row, first = 0;
     int64_t *rows = rows_of(s, n_seqs * (1 + K)), *rows_out = rows + n_seqs;
     bool shared = d->cache && copy && copy->data >= d->cache->data
         && copy->data < d->cache->data + (size_t)d->cache->ne[1] * d->cache->nb[1];
@@ -153,32 +153,32 @@ static bool set_rows(state *s, const delta_plan *d, gdn_delta_net_args *a)
         return false;
     if (d->cache) {
         cache_nb = (int64_t)d->cache->nb[1];
-        a->state = states_at(d->cache->data, v, d->cache->ne[1], d->cache->nb[1]);
+        a->call.state = states_at(d->cache->data, v, d->cache->ne[1], d->cache->nb[1]);
         for (int64_t i = 0; i < n_seqs; i++)
             rows[i] = ((const int32_t *)d->rows->data)[i];
-        a->rows_in = rows;
+        a->call.rows_in = rows;
     }
     if (copy) {
         bool plain = copy->ne[0] * 4 != row || copy->ne[1] != n_seqs;
         int64_t seq_nb = plain ? row : (int64_t)copy->nb[1], snapshot_nb = plain ? 0 : (int64_t)copy->nb[2];
         int64_t n_written = plain ? 1 : copy->ne[2], n_rows = (seq_nb * (n_seqs - 1) + snapshot_nb * (n_written - 1)) / row + 1;
         if (shared) {
-            a->state_out = a->state;
+            a->call.state_out = a->call.state;
             first = (copy->data - d->cache->data) / cache_nb;
         } else {
             cache_nb = row;
-            a->state_out = states_at(copy->data, v, n_rows, (size_t)row);
+            a->call.state_out = states_at(copy->data, v, n_rows, (size_t)row);
         }
         for (int64_t i = 0; i < n_seqs; i++)
             for (int64_t k = 0; k < K; k++)
                 rows_out[i * K + k] = k < n_written ? first + (i * seq_nb + k * snapshot_nb) / cache_nb : -1;
     } else {
-        a->state_out = states_at(d->delta->data + 4 * (size_t)(v->ne[0] * v->ne[1] * v->ne[2] * n_seqs), v, n_seqs * K, (size_t)row);
+        a->call.state_out = states_at(d->delta->data + 4 * (size_t)(v->ne[0] * v->ne[1] * v->ne[2] * n_seqs), v, n_seqs * K, (size_t)row);
         for (int64_t i = 0; i < n_seqs; i++)
             for (int64_t k = 0; k < K; k++)
                 rows_out[i * K + k] = k * n_seqs + i;
     }
-    a->rows_out = rows_out;
+    a->call.rows_out = rows_out;
     return true;
 }
 
@@ -186,10 +186,10 @@ static int run_delta(state *s, const delta_plan *d)
 {
     const tensor *v = d->delta->src[2];
     char message[256] = "";
-    gdn_delta_net_args a = { .size = sizeof(a), .head_map = GDN_HEAD_TILED, .n_threads = s->n_threads, .n_seqs = v->ne[3],
-                             .l2_eps = d->l2_eps, .n_snapshots = d->delta->op_params[0],
-                             .flags = (d->normalise ? GDN_QK_L2NORM : 0) | (d->maximum ? GDN_L2_MAX : 0),
-                             .message = message, .message_size = sizeof(message) };
+    gdn_delta_net_args a = { .size = sizeof(a), .head_map = GDN_HEAD_TILED, .n_threads = s->n_threads,
+                             .l2_eps = d->l2_eps, .flags = (d->normalise ? GDN_QK_L2NORM : 0) | (d->maximum ? GDN_L2_MAX : 0),
+                             .call = { .n_seqs = v->ne[3], .n_snapshots = d->delta->op_params[0], .message = message,
+                                       .message_size = sizeof(message) } };
     size_t need;
     gdn_status status;
     a.q = as_gdn(d->q);
@@ -197,7 +197,7 @@ static int run_delta(state *s, const delta_plan *d)
     a.v = as_gdn(v);
     a.g = as_gdn(d->delta->src[3]);
     a.beta = as_gdn(d->delta->src[4]);
-    a.state = states_at(d->delta->src[5]->data, v, v->ne[3], d->delta->src[5]->nb[3]);
+    a.call.state = states_at(d->delta->src[5]->data, v, v->ne[3], d->delta->src[5]->nb[3]);
     for (gdn_tensor *t = &a.q; t <= &a.k; t++)
         if (t->ne[3] != v->ne[3]) {     /* one sequence's q and k for all */
             t->ne[3] = v->ne[3];
@@ -213,9 +213,9 @@ static int run_delta(state *s, const delta_plan *d)
     status = gdn->gated_delta_net_scratch_size(&a, &need);
     if (status != GDN_OK)
         return refused("GATED_DELTA_NET", status, message);
-    a.scratch = scratch_of(s, need);
-    a.scratch_size = need;
-    status = a.scratch ? gdn->gated_delta_net(&a) : GDN_ERR_SCRATCH;
+    a.call.scratch = scratch_of(s, need);
+    a.call.scratch_size = need;
+    status = a.call.scratch ? gdn->gated_delta_net(&a) : GDN_ERR_SCRATCH;
     counted.delta++;
     counted.delta_norms += d->normalise;
     counted.delta_gathers += d->cache != NULL;
@@ -400,6 +400,11 @@ registry *ggml_backend_init(void)
     static registry reg = { 0, registry_name, registry_count, registry_device, registry_function, NULL };
     if (!host_find(__builtin_return_address(0)))
         return NULL;
+    for (size_t i = 0; i < ggml.backend_reg_count(); i++)
+        if (ggml.backend_reg_get(i) == &reg) {
+            ggml.log_internal(LOG_ERROR, "gdn: the plug-in is loaded already\n");
+            return NULL;
+        }
     gdn = gdn_get_api(GDN_ABI);
     if (!gdn_api_ok(gdn)) {
         ggml.log_internal(LOG_ERROR, "gdn: the library does not start: is GDN_LEVEL a level of this CPU?\n");

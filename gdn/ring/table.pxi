@@ -1,7 +1,7 @@
 # The table's ring members.
 # Needs: ring/layout.pxi, ring/slots.pxi, ring/steps.pxi, ring/save.pxi.
 
-cdef void fill_ring_members(gdn_api *t) noexcept nogil:
+cdef public void gdn_ring_start(gdn_api *t) noexcept nogil:
     t.ring_size, t.ring_init, t.ring_attach = ring_size, ring_init, ring_attach
     t.ring_acquire, t.ring_release = ring_acquire, ring_release
     t.ring_begin, t.ring_commit, t.ring_abort, t.ring_accept = ring_begin, ring_commit, ring_abort, ring_accept
