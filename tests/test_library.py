@@ -92,10 +92,10 @@ def test_one_ring_from_both_tables():
     ring = gdn.StateRing.create(2, n_layers=1, H_v=1, S_k=16, S_v=16, n_rollback=2)
     ring.acquire(7)
     mine, other = Api.from_address(gdn.capi), Api.from_address(library_table())
-    address = ctypes.c_void_p(ring.buffer.ctypes.data)
+    address = ctypes.c_void_p(ring.address)
     position = ctypes.c_int64(-1)
     with ring.begin([7], [3]) as step:
-        ring.ssm(0)[step.rows_out[0][0]] = np.arange(256, dtype=np.float32).reshape(1, 16, 16)
+        np.asarray(ring.ssm(0))[step.rows_out[0][0]] = np.arange(256, dtype=np.float32).reshape(1, 16, 16)
         assert other.ring_release(address, 7) == mine.ring_release(address, 7) != 0
     assert other.ring_position(address, 7, ctypes.byref(position)) == 0 and position.value == 3
     assert other.ring_rollback(address, 7, 1) == 0 and ring.position(7) == 2
