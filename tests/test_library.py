@@ -95,7 +95,7 @@ def test_one_ring_from_both_tables():
     address = ctypes.c_void_p(ring.address)
     position = ctypes.c_int64(-1)
     with ring.begin([7], [3]) as step:
-        np.asarray(ring.ssm(0))[step.rows_out[0][0]] = np.arange(256, dtype=np.float32).reshape(1, 16, 16)
+        np.asarray(step.ssm(0))[step.rows_out[0][0]] = np.arange(256, dtype=np.float32).reshape(1, 16, 16)
         assert other.ring_release(address, 7) == mine.ring_release(address, 7) != 0
     assert other.ring_position(address, 7, ctypes.byref(position)) == 0 and position.value == 3
     assert other.ring_rollback(address, 7, 1) == 0 and ring.position(7) == 2
