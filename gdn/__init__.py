@@ -26,6 +26,6 @@ from gdn.ring import RingBusyError, RingFullError, StateLostError, StateRing
 __all__ = [
     "Batch", "GatedDeltaNet", "KimiDeltaAttention", "LayerConfig", "RingBusyError", "RingFullError", "StateLostError",
     "StateRing", "Tensor", "TokenLog", "capi", "causal_conv1d", "causal_conv1d_inplace", "decay_gate", "gated_delta_net",
-    "gated_delta_net_inplace", "get_include", "get_num_threads", "l2_norm", "reference", "rms_norm_gated",
-    "set_num_threads", "show_config", "solve_tri", "__version__",
+    "gated_delta_net_inplace", "get_ggml_backend", "get_include", "get_library", "get_num_threads", "l2_norm", "reference",
+    "rms_norm_gated", "set_num_threads", "show_config", "solve_tri", "__version__",
 ]
