@@ -95,7 +95,7 @@ class Asked:
 
 
 def with_router(run):
-    engine = Settings(n_active=8, n_draft=0, draft_tokens=0, step_tokens=200, prefix_bytes=0, timeout=100)
+    engine = Settings(n_active=8, prefix_bytes=0, timeout=100)
     settings = ClusterSettings(engine=engine, ship_from=SHIP_FROM, max_queue=40, save_every=16)
 
     async def main():

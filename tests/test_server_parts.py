@@ -203,7 +203,7 @@ def test_what_may_become_a_stop_string_is_held_back():
 def test_texts_go_on_in_another_engine(model):
     """From every saved state, with some or more of the text that followed it, and from the text alone."""
     fields = {"temperature": 0.9, "seed": 3}
-    first, prompt = Client(model, save_every=7, n_draft=0, prefix_bytes=0), b"OTHELLO.\n" * 6
+    first, prompt = Client(model, save_every=7), b"OTHELLO.\n" * 6
     jobs = [first.submit(prompt, 60, **fields, n=2), first.submit(prompt, 60, temperature=0, stop=(b"the", b"q" * 20))]
     first.run()
     assert len(first.saved) >= 16
@@ -212,7 +212,7 @@ def test_texts_go_on_in_another_engine(model):
         for state, known in ((saved.data, written), (saved.data, whole[:len(written) + 3]), (None, written)):
             if len(known) >= len(whole):
                 continue
-            second = Client(model, n_draft=0, prefix_bytes=0)
+            second = Client(model, n_draft=2)
             again = second.submit(prompt, 60, {"index": saved.index, "written": known, "state": state},
                                   temperature=job.request.temperature, seed=job.request.seed, stop=job.request.stop)
             second.run()
@@ -222,7 +222,7 @@ def test_texts_go_on_in_another_engine(model):
 
 
 def test_a_state_that_is_none_is_refused(model):
-    client = Client(model, save_every=5, n_draft=0, prefix_bytes=0)
+    client = Client(model, save_every=5)
     client.submit(b"OTHELLO.\n", 30)
     client.run()
     late = client.saved[-1][1].data

@@ -29,7 +29,7 @@ class ClusterSettings:
     max_queue: int = 256         # requests at once, waiting ones included
     save_every: int = 64         # tokens that an actor's death costs at most
     retry: float = 0.5           # seconds until an actor that died is tried again
-    engine: Settings = Settings(n_active=16, n_draft=0, draft_tokens=0, prefix_bytes=0)
+    engine: Settings = Settings(n_active=16, prefix_bytes=0)
     prefix_bytes: int = 64 << 20         # of an actor that reads prompts
 
 

@@ -23,14 +23,14 @@ class States:
         return seq_id
 
     def copy(self, seq_id):
-        """A sequence that has seen what seq_id has."""
+        """A sequence that has seen what seq_id has; nothing of it can be taken back."""
         new_id = self.new_id()
-        self.ring.copy(seq_id, new_id)
+        self.ring.copy(seq_id, new_id, depth=False)
         return new_id
 
     def save(self, seq_id):
-        """Bytes that another ring of the same layers loads."""
-        return self.ring.save(seq_id)
+        """Bytes that any ring of the same layers loads."""
+        return self.ring.save(seq_id, depth=False)
 
     def load(self, data):
         """(id, tokens it has seen) of a sequence from `save`; ValueError if the bytes are none."""
@@ -49,6 +49,8 @@ class States:
         lengths = dict(zip(batch.unique_ids.tolist(), batch.lengths.tolist(), strict=True)) if forks else {}
         new_ids = []
         for seq_id, n in forks:
-            new_ids.append(self.copy(seq_id))
-            self.ring.rollback(new_ids[-1], lengths[seq_id] - n)
+            back, new_id = lengths[seq_id] - n, self.new_id()
+            self.ring.copy(seq_id, new_id, depth=back > 0)
+            self.ring.rollback(new_id, back)
+            new_ids.append(new_id)
         return logits, new_ids
