@@ -20,8 +20,8 @@ from gdn.kernels.level cimport *
 cnp.import_array()
 
 include "core/status.pxi"
-include "core/dispatch.pxi"
 include "core/parallel.pxi"
+include "core/dispatch.pxi"
 include "core/scratch.pxi"
 include "core/cache_rows.pxi"
 include "core/states.pxi"

@@ -69,8 +69,8 @@ include "ring/steps.pxi"
 include "ring/save.pxi"
 include "ring/table.pxi"
 include "ring/arguments.pxi"
-include "ring/python.pxi"
 include "ring/step.pxi"
+include "ring/python.pxi"
 
 import_array()
 gdn_ring_start(&api)

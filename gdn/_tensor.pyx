@@ -31,6 +31,24 @@ cdef object BARE = object()       # makes an empty Tensor; not reachable from Py
 cdef dict TYPES = {"f32": GDN_TYPE_F32, "f16": GDN_TYPE_F16, "bf16": GDN_TYPE_BF16, "i32": GDN_TYPE_I32}
 
 
+cdef enum:
+    MAX_AXES = 8
+    OTHER = -1                    # kinds of element beside the GDN_TYPE_*: anything else, bytes, 16-bit words
+    BYTES = -2
+    WORDS = -3
+
+cdef struct block:                # described memory, axes in numpy's order, strides in bytes
+    char *data
+    int kind
+    const char *format            # a buffer's element format, or NULL: then the DLPack type
+    int dl_code
+    int dl_bits
+    int64_t itemsize
+    int ndim
+    int64_t shape[MAX_AXES]
+    int64_t strides[MAX_AXES]
+
+
 cdef inline int64_t item_size(int32_t type) noexcept nogil:
     return 4 if type == GDN_TYPE_F32 or type == GDN_TYPE_I32 else 2
 
@@ -39,9 +57,6 @@ cdef str type_name(int32_t type):
     for name, value in TYPES.items():
         if value == type:
             return name
-
-
-include "tensor/memory.pxi"
 
 
 # ---------------------------------------------------------------- extents
@@ -91,6 +106,7 @@ cdef int fill(gdn_tensor *t, object ne, object nb) except -1:
 
 
 include "tensor/dlpack.pxi"
+include "tensor/memory.pxi"
 
 
 # ---------------------------------------------------------------- Tensor

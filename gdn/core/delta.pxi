@@ -1,6 +1,7 @@
 # The delta rule: a call checked and planned, and its Python faces.
 #
-# Needs: status.pxi, cache_rows.pxi (state_call and its plan), parallel.pxi (choose_threads), dispatch.pxi (level), states.pxi.
+# Needs: status.pxi, parallel.pxi (choose_threads, threads_argument), dispatch.pxi (level), cache_rows.pxi, states.pxi
+# (CallArrays, call_on_states, fill_cache, fill_call, fill_states), log.pxi.
 
 cdef gdn_status check_delta(const gdn_delta_net_args *a, state_call *c, bint in_place) noexcept nogil:
     """Every check of a call but its rows; fills the job's extents and options."""

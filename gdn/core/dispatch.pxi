@@ -1,6 +1,6 @@
 # The level: which instruction set's kernels run, and how this build was made.
 #
-# Needs: level.pxd (gdn_level).
+# Needs: parallel.pxi (GDN_OPENMP), level.pxd (gdn_level).
 
 cdef extern from "cpu.h" nogil:
     int gdn_cpu_level()

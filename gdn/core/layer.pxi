@@ -1,6 +1,8 @@
 # The kernels of a whole layer, for gdn/layer.py.
 #
-# Needs: states.pxi (CallArrays, call_on_states), delta.pxi, conv.pxi, rowwise.pxi, table.pxi (api).
+# Needs: status.pxi (choice), parallel.pxi (threads_argument), states.pxi (CallArrays, call_on_states, fill_rows), delta.pxi
+# (MODES, fill_inputs, fill_options, plan_delta), conv.pxi (fill_conv, plan_conv), rowwise.pxi (ACTIVATIONS, GATES,
+# plan_gate_arrays, plan_norm_arrays, rowwise_call, run_rowwise), table.pxi (api).
 
 cdef void bind_call(gdn_call *c, CallArrays arrays, ndarray rows_in, ndarray rows_out, ndarray cu_seqlens) noexcept:
     """Point a call at the cache in c.state and at checked rows."""

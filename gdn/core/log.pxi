@@ -1,7 +1,6 @@
 # The token log of a call on states, its trees and checkpoints: checks of the lists, and their Python face.
 #
-# Needs: status.pxi (fail, check_tensor), cache_rows.pxi (state_call, sequence_length, row_out, row_window), states.pxi
-# (CallArrays, integers).
+# Needs: status.pxi (check_tensor, flag_argument), cache_rows.pxi, states.pxi (CallArrays, integers).
 
 cdef bint has_lists(const gdn_call *a) noexcept nogil:
     return a.log_in != NULL or a.log_out != NULL or a.parents != NULL or a.checkpoints != NULL

@@ -1,6 +1,6 @@
 # Threads: how many a call gets, and the loop over its work items.  Used by the Python and the C face alike.
 #
-# Needs: level.pxd (gdn_item_fn), status.pxi (count_argument).
+# Needs: status.pxi (count_argument), level.pxd (gdn_item_fn).
 
 cdef extern from "parallel.h" nogil:
     int GDN_OPENMP

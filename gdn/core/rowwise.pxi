@@ -1,6 +1,6 @@
 # The row-wise kernels and the triangular solve: `plan_*` checks a call and fills its job, `run_*` runs it.
 #
-# Needs: status.pxi, parallel.pxi (run_items, choose_threads), dispatch.pxi (level), delta.pxi (add_unit_axis).
+# Needs: status.pxi, parallel.pxi (choose_threads, run_items, threads_argument), dispatch.pxi (level), delta.pxi (add_unit_axis).
 
 cdef struct rowwise_call:
     gdn_rowwise_job job

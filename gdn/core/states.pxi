@@ -1,6 +1,7 @@
 # Python's states, rows, packed lengths and scratch: what the faces of the delta rule and of the convolution share.
 #
-# Needs: status.pxi (check, count_argument), cache_rows.pxi (state_call, plan_fn), scratch.pxi.
+# Needs: status.pxi (check, count_argument), scratch.pxi (arena, arena_give, arena_take), cache_rows.pxi (plan_fn, run_call,
+# scratch_bytes, state_call).
 
 cdef class CallArrays:
     """The arrays of one call, kept alive while C holds their addresses."""

@@ -4,7 +4,8 @@
 # so the last tokens whose states are kept run token by token, whatever the mode.  Calls with a token log, a tree or
 # checkpoints go another way.
 #
-# Needs: simd.pxi, item.pxi, stretches.pxi (run_chunked, run_recurrent), log.pxi (log_item), level.pxd (gdn_delta_job).
+# Needs: simd.pxi, few_rows.pxi (PANELS), item.pxi, stretches.pxi (run_chunked, run_recurrent), log.pxi (log_item), level.pxd
+# (gdn_delta_job).
 
 
 cdef size_t delta_scratch(const gdn_delta_job *job) noexcept nogil:

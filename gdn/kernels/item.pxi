@@ -1,7 +1,7 @@
 # A work item and its worker's scratch: where the item's tensors lie, and what passes between them and scratch.
 #
-# Needs: simd.pxi, pack.pxi, level.pxd (gdn_delta_job), decay.pxi (gated_rows), recurrent.pxi (token),
-# few_rows.pxi (KEYS, VALUES, PANELS).
+# Needs: simd.pxi, pack.pxi, decay.pxi (gated_rows), recurrent.pxi (token), few_rows.pxi (KEYS, PANELS, VALUES), level.pxd
+# (gdn_delta_job).
 
 cdef enum:
     TOKENS = 4                   # tokens prepared together in token-by-token stretches

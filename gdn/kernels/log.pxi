@@ -8,7 +8,8 @@
 # Few tokens, and every tree, take S0 where it lies (few_rows.pxi) and write none of it but what is asked for.  Long inputs
 # take the entries into packed states as an update of them, and then run chunked, which ends where a state is asked for.
 #
-# Needs: simd.pxi, pack.pxi, pairs.pxi (pairs_of_path), few_rows.pxi, item.pxi, stretches.pxi (run_chunked).
+# Needs: simd.pxi, pack.pxi (at, copy_state, pack_row, store_state, unpack_row), pairs.pxi (pairs_of_path), few_rows.pxi (KEYS,
+# PANELS, VALUES, fold, walk_keys, walk_values), item.pxi, stretches.pxi (run_chunked).
 
 cdef enum:
     SOLVE_X_NV = 4               # vectors of columns that go through the sums of a token together

@@ -1,6 +1,6 @@
 # simd.h as Cython sees it: vf is a float to Cython, a vector of VL floats to the C compiler.
 #
-# Needs: libc (int64_t).
+# Needs: nothing.
 
 cdef extern from "simd.h" nogil:
     ctypedef float vf

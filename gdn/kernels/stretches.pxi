@@ -1,8 +1,9 @@
 # The tokens of a work item in a row: chunked on packed states, or token by token, there or in place.
 #
-# Needs: simd.pxi, pack.pxi, tile.pxi (pack_blocks), pairs.pxi (pair_products), decay.pxi (operands, prepare_scalar,
-# prepare_channels), chunked.pxi (chunk_panel_wide, chunk_panel_narrow), recurrent.pxi (token, rows_step, columns_step),
-# item.pxi.
+# Needs: simd.pxi, pack.pxi (copy_state, dot, fetch_rows, pack_row, unpack_row), tile.pxi (pack_blocks), pairs.pxi
+# (pair_products), decay.pxi (operands, prepare_channels, prepare_scalar), chunked.pxi (chunk_panel_narrow, chunk_panel_wide),
+# recurrent.pxi (DECAY_ONE_PLUS_PART, DECAY_PART, DECAY_PER_CHANNEL, columns_step, rows_step, token), few_rows.pxi (KEYS,
+# PANELS), item.pxi.
 
 # ---- the chunked stretch ---------------------------------------------------------------------------------------
 

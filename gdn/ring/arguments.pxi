@@ -1,5 +1,6 @@
 # Python arguments of the ring: integers, buffers, what a ring is made of; and what is wrong with bytes that were refused.
-# Needs: ring/layout.pxi, ring/slots.pxi, ring/save.pxi.
+#
+# Needs: slots.pxi (ring_init, ring_size), save.pxi (CRC_START, describe), python.pxi (StateRing).
 
 cdef dict FORMS = {"planes": GDN_FORM_PLANES, "log": GDN_FORM_LOG}
 cdef dict HEAD_MAPS = {None: GDN_HEAD_NONE, "tiled": GDN_HEAD_TILED, "interleaved": GDN_HEAD_INTERLEAVED}
@@ -61,6 +62,46 @@ cdef int open_buffer(object buffer, Py_buffer *view, int flags, str name) except
 
 cdef int open_ring_memory(object buffer, Py_buffer *view) except -1:
     return open_buffer(buffer, view, PyBUF_WRITABLE, "buffer")
+
+
+# ---------------------------------------------------------------- refused calls
+
+class RingFullError(RuntimeError):
+    """Every slot of the ring holds a sequence."""
+
+
+class RingBusyError(ValueError):
+    """Somebody else has what the call needs: the sequence is in a step, being read or filled, or there already; the spare
+    rows are in others' steps; or a living process does not let go of the ring's lock."""
+
+
+class StateLostError(RuntimeError):
+    """The sequence's state was overwritten by a step that never committed; reset, load or release it."""
+
+
+cdef str BUSY = "in a step (this or another), or being copied, saved or filled"
+
+
+cdef int refuse(StateRing ring, gdn_status status, int64_t seq_id, str busy=BUSY) except -1:
+    """The exception for a status other than GDN_OK."""
+    if status == GDN_OK:
+        return 0
+    if status == GDN_ERR_UNKNOWN:
+        raise KeyError(f"sequence {seq_id} is not in the ring")
+    if status == GDN_ERR_FULL:
+        raise RingFullError(f"no slot for sequence {seq_id}: all {ring.ring.n_slots} slots of the ring are taken")
+    if status == GDN_ERR_LOST:
+        raise StateLostError(f"the state of sequence {seq_id} was lost in a step that did not commit: "
+                             f"reset, load or release it")
+    if status == GDN_ERR_LOCKED:
+        raise RingBusyError("the ring's lock is held by a process that does not let go")
+    if status == GDN_ERR_BUSY:
+        raise RingBusyError(f"sequence {seq_id} is already {busy}")
+    if status == GDN_ERR_PENDING:
+        raise ValueError(f"the tree of sequence {seq_id} waits for accept")
+    if status == GDN_ERR_VALUE:
+        raise ValueError("seq_id -1 is reserved for padding")
+    raise ValueError(f"the ring refused with status {<int>status}")
 
 
 # ---------------------------------------------------------------- making a ring

@@ -1,5 +1,6 @@
 # The buffer's layout: header, records, rows and entries; their extents from what a ring is made of, and where each lies.
-# Needs: gdn.h (gdn/_c.pxd), add and multiply (gdn/_checked.pxd), crc32 (ring/crc.h).
+#
+# Needs: _checked.pxd, crc.h.
 
 cdef enum:
     HEADER_BYTES = 512            # gdn_ring_header

@@ -1,5 +1,6 @@
 # The ring's lock, and changes to slot records that a process killed anywhere in them cannot leave half made.
-# Needs: ring/layout.pxi (records, lists, tables); ring/process.h.
+#
+# Needs: _ring.pyx, layout.pxi, process.h.
 
 cdef enum:
     LOCK_SPINS = 200

@@ -1,43 +1,8 @@
 # The ring as a Python object: arguments in, statuses out as exceptions.
-# Needs: ring/layout.pxi, ring/slots.pxi, ring/steps.pxi, ring/save.pxi, ring/arguments.pxi; start_step (ring/step.pxi).
-
-class RingFullError(RuntimeError):
-    """Every slot of the ring holds a sequence."""
-
-
-class RingBusyError(ValueError):
-    """Somebody else has what the call needs: the sequence is in a step, being read or filled, or there already; the spare
-    rows are in others' steps; or a living process does not let go of the ring's lock."""
-
-
-class StateLostError(RuntimeError):
-    """The sequence's state was overwritten by a step that never committed; reset, load or release it."""
-
-
-cdef str BUSY = "in a step (this or another), or being copied, saved or filled"
-
-
-cdef int refuse(StateRing ring, gdn_status status, int64_t seq_id, str busy=BUSY) except -1:
-    """The exception for a status other than GDN_OK."""
-    if status == GDN_OK:
-        return 0
-    if status == GDN_ERR_UNKNOWN:
-        raise KeyError(f"sequence {seq_id} is not in the ring")
-    if status == GDN_ERR_FULL:
-        raise RingFullError(f"no slot for sequence {seq_id}: all {ring.ring.n_slots} slots of the ring are taken")
-    if status == GDN_ERR_LOST:
-        raise StateLostError(f"the state of sequence {seq_id} was lost in a step that did not commit: "
-                             f"reset, load or release it")
-    if status == GDN_ERR_LOCKED:
-        raise RingBusyError("the ring's lock is held by a process that does not let go")
-    if status == GDN_ERR_BUSY:
-        raise RingBusyError(f"sequence {seq_id} is already {busy}")
-    if status == GDN_ERR_PENDING:
-        raise ValueError(f"the tree of sequence {seq_id} waits for accept")
-    if status == GDN_ERR_VALUE:
-        raise ValueError("seq_id -1 is reserved for padding")
-    raise ValueError(f"the ring refused with status {<int>status}")
-
+#
+# Needs: layout.pxi (record, ring_conv, ring_log, ring_ssm), lock.pxi (lock, unlock), slots.pxi (query, ring_acquire,
+# ring_attach, ring_release, ring_rollback), steps.pxi (ring_accept, ring_reset), save.pxi (copy_sequence, ring_load, save,
+# save_size), arguments.pxi, step.pxi (Step, start_step).
 
 cdef class StateRing:
     """StateRing(buffer): attach to the ring that a buffer holds.
@@ -57,13 +22,6 @@ cdef class StateRing:
     n_slots, n_rollback, n_planes, n_layers, H_k (None: not told), H_v, S_k, S_v, per_channel, conv_channels, conv_width,
     form, log_capacity, n_spare, head_map, tag, nbytes, address: what the ring was made of, and where it lies.
     """
-    cdef object __weakref__
-    cdef Py_buffer view
-    cdef gdn_ring_header *ring
-    cdef readonly int32_t n_slots, n_rollback, n_planes, n_layers, H_v, S_k, S_v, conv_channels, conv_width
-    cdef readonly int32_t log_capacity, n_spare
-    cdef readonly bint per_channel
-
     def __cinit__(self, buffer):
         cdef gdn_status status
         open_ring_memory(buffer, &self.view)

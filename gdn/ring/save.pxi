@@ -1,6 +1,8 @@
 # A sequence copied, or as bytes: a header, then rows, each the recurrent and convolution row of every layer: planes, oldest
 # first, or a log's row; then a log's entries, oldest first, each its k, d, g and x of every layer.
-# Needs: ring/layout.pxi, ring/lock.pxi, ring/slots.pxi; crc32 (ring/crc.h).
+#
+# Needs: layout.pxi (conv_row, entry_at, log_entry, record, row_of, ssm_row), lock.pxi (begin_read, end_read, lock, resolve_dead,
+# unlock), slots.pxi, crc.h.
 
 cdef extern from *:
     """

@@ -1,5 +1,6 @@
-# Making and attaching to a ring; sequences: acquire and release, rollback, reset, questions.
-# Needs: ring/layout.pxi, ring/lock.pxi; crc32 (ring/crc.h).
+# Making and attaching to a ring; sequences: acquire and release, rollback, questions.
+#
+# Needs: _ring.pyx (gdn_fence, gdn_me, gdn_nonce), layout.pxi, lock.pxi, crc.h.
 
 cdef enum:                        # what `enter` lets pass
     LOST_TOO = 1
@@ -280,28 +281,6 @@ cdef gdn_status ring_release(gdn_ring_header *ring, int64_t seq_id) noexcept nog
         return status
     open_change(ring, slot)
     clear(ring, slot)
-    return leave(ring)
-
-
-cdef gdn_status ring_reset(gdn_ring_header *ring, int64_t seq_id) noexcept nogil:
-    """A log is forgotten; a plane is zeroed as by a fresh step of no tokens."""
-    cdef int64_t slot
-    cdef gdn_ring_slot *r
-    cdef gdn_status status = enter(ring, seq_id, LOST_TOO | TREE_TOO, &slot)
-    if status != GDN_OK:
-        return status
-    r = open_change(ring, slot)
-    if ring.form == GDN_FORM_LOG:
-        r.position, r.zero, r.n_log, r.n_tree = 0, 1, 0, 0
-        return leave(ring)
-    mark(r, GDN_MARK_FRESH, 1, 0, 0)
-    leave(ring)
-    zero_row(ring, row_of(ring, slot, r.head + 1))
-    status = lock(ring)
-    if status != GDN_OK:
-        r.owner = 0
-        return status
-    publish(ring, open_change(ring, slot))
     return leave(ring)
 
 

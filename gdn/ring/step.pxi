@@ -1,5 +1,7 @@
 # A step as a Python object.
-# Needs: ring/layout.pxi, ring/steps.pxi, ring/arguments.pxi, ring/python.pxi (StateRing, refuse).
+#
+# Needs: layout.pxi (NOWHERE), slots.pxi (mark), steps.pxi (close_step, ring_abort, ring_begin, snapshots_kept), arguments.pxi
+# (RingBusyError, as_bool, as_int64, as_int64s, refuse), python.pxi (StateRing).
 
 cdef enum:                        # what of a layer a step has handed out
     SSM_MARKED = 1

@@ -1,5 +1,6 @@
-# Steps: begin, commit, abort, and what becomes of a committed tree.
-# Needs: ring/layout.pxi, ring/lock.pxi, ring/slots.pxi.
+# Steps: begin, commit, abort; reset, a step of no tokens; and what becomes of a committed tree.
+#
+# Needs: layout.pxi, lock.pxi, slots.pxi (claim, enter, leave, look, occupy, open_change).
 
 cdef enum:
     AHEAD = 64                    # steps that early folding looks ahead
@@ -341,7 +342,7 @@ cdef void zero_starts(gdn_ring_header *ring, gdn_ring_step *step) noexcept nogil
         slot = record(ring, slot).next
 
 
-# ---------------------------------------------------------------- commit, abort, accept
+# ---------------------------------------------------------------- commit, abort, reset, accept
 
 cdef void publish(gdn_ring_header *ring, gdn_ring_slot *r) noexcept nogil:
     """Make what the marked slot's step wrote its state.  Inside a change."""
@@ -396,6 +397,28 @@ cdef gdn_status ring_commit(gdn_ring_header *ring, gdn_ring_step *step) noexcept
 
 cdef gdn_status ring_abort(gdn_ring_header *ring, gdn_ring_step *step) noexcept nogil:
     return close_step(ring, step, False)
+
+
+cdef gdn_status ring_reset(gdn_ring_header *ring, int64_t seq_id) noexcept nogil:
+    """A log is forgotten; a plane is zeroed as by a fresh step of no tokens."""
+    cdef int64_t slot
+    cdef gdn_ring_slot *r
+    cdef gdn_status status = enter(ring, seq_id, LOST_TOO | TREE_TOO, &slot)
+    if status != GDN_OK:
+        return status
+    r = open_change(ring, slot)
+    if ring.form == GDN_FORM_LOG:
+        r.position, r.zero, r.n_log, r.n_tree = 0, 1, 0, 0
+        return leave(ring)
+    mark(r, GDN_MARK_FRESH, 1, 0, 0)
+    leave(ring)
+    zero_row(ring, row_of(ring, slot, r.head + 1))
+    status = lock(ring)
+    if status != GDN_OK:
+        r.owner = 0
+        return status
+    publish(ring, open_change(ring, slot))
+    return leave(ring)
 
 
 cdef gdn_status ring_accept(gdn_ring_header *ring, int64_t seq_id, const int64_t *tokens, int64_t n) noexcept nogil:

@@ -1,5 +1,7 @@
 # The table's ring members.
-# Needs: ring/layout.pxi, ring/slots.pxi, ring/steps.pxi, ring/save.pxi.
+#
+# Needs: layout.pxi (ring_conv, ring_ssm), slots.pxi (ring_acquire, ring_init, ring_position, ring_rollback, ring_size),
+# steps.pxi (ring_abort, ring_begin, ring_commit), save.pxi (ring_copy, ring_save, ring_save_size, ring_save_state_size).
 
 cdef public void gdn_ring_start(gdn_api *t) noexcept nogil:
     t.ring_size, t.ring_init, t.ring_attach = ring_size, ring_init, ring_attach

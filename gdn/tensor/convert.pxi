@@ -1,6 +1,6 @@
 # From arguments to arrays: float32 only, at any strides, zero-copy, or an error that names the argument.
 #
-# Needs: memory.pxi (open_memory, is_scalar, block), Tensor, tensor_array and new_array (_tensor.pyx).
+# Needs: _tensor.pyx (Tensor, block, new_array, tensor_array), memory.pxi (Memory, is_scalar, open_memory).
 
 cdef bint is_masked(object obj):
     return PyArray_Check(obj) and type(obj) is not ndarray and isinstance(obj, numpy.ma.MaskedArray)

@@ -1,6 +1,6 @@
 # DLPack, both ways: the exchange structs, taking a capsule in, handing one out.
 #
-# Needs: memory.pxi (block, Memory and its kinds), _checked.pxd (multiply), Tensor and item_size (_tensor.pyx).
+# Needs: _tensor.pyx, memory.pxi (Memory), _checked.pxd (multiply).
 
 cdef struct DLDevice:
     int32_t device_type

@@ -1,24 +1,7 @@
 # Memory in: what a Tensor or an array lies in, who keeps it alive, what its elements are.
 #
-# Needs: dlpack.pxi (open_dlpack, close_dlpack); convert.pxi (is_masked); span (_tensor.pyx).
-
-cdef enum:
-    MAX_AXES = 8
-    OTHER = -1                    # kinds of element beside the GDN_TYPE_*: anything else, bytes, 16-bit words
-    BYTES = -2
-    WORDS = -3
-
-cdef struct block:                # described memory, axes in numpy's order, strides in bytes
-    char *data
-    int kind
-    const char *format            # a buffer's element format, or NULL: then the DLPack type
-    int dl_code
-    int dl_bits
-    int64_t itemsize
-    int ndim
-    int64_t shape[MAX_AXES]
-    int64_t strides[MAX_AXES]
-
+# Needs: _tensor.pyx (BYTES, MAX_AXES, OTHER, WORDS, block, span), dlpack.pxi (close_dlpack, open_dlpack), convert.pxi
+# (is_masked).
 
 @cython.final
 @cython.no_gc_clear               # a Tensor in a dying cycle must not outlive its memory
