@@ -140,6 +140,8 @@ cdef extern from "gdn.h" nogil:
         int64_t n_forks, max_checkpoints
         int64_t *checkpoints
         int64_t n_checkpoints
+    ctypedef void (*gdn_share_fn)(void *job, int32_t share) noexcept nogil
+    ctypedef void (*gdn_parallel_for)(void *context, gdn_share_fn body, void *job, int32_t n_shares) noexcept nogil
     ctypedef struct gdn_api:
         uint32_t abi
         uint32_t size
@@ -179,3 +181,4 @@ cdef extern from "gdn.h" nogil:
         gdn_status (*ring_copy_state)(gdn_ring_header *, int64_t, int64_t) noexcept nogil
         gdn_status (*ring_save_state_size)(gdn_ring_header *, int64_t, size_t *) noexcept nogil
         gdn_status (*ring_save_state)(gdn_ring_header *, int64_t, void *, size_t, size_t *) noexcept nogil
+        gdn_status (*set_parallel_for)(gdn_parallel_for fn, void *context) noexcept nogil

@@ -97,7 +97,8 @@ class Api(ctypes.Structure):
                 ("ring_accept", function(c_void_p, id_, INT64S, c_int64)),
                 ("ring_copy_state", function(c_void_p, id_, id_)),
                 ("ring_save_state_size", function(c_void_p, id_, size)),
-                ("ring_save_state", function(c_void_p, id_, c_void_p, c_size_t, size))]
+                ("ring_save_state", function(c_void_p, id_, c_void_p, c_size_t, size)),
+                ("set_parallel_for", function(c_void_p, c_void_p))]
 
 
 def tensor(x):

@@ -16,6 +16,7 @@ cdef struct state_call:
     gdn_state_rows *rows             # of that job
     bint claim                       # workers claim items; else each has a fixed share
     int n_workers
+    int32_t asked                 # threads the caller asked for; 0 or less: the default
     int64_t n_items
     size_t rows_bytes, worker_bytes
     gdn_delta_job delta
@@ -94,7 +95,7 @@ cdef void run_call(state_call *c, void *scratch) noexcept nogil:
     """Run a planned call in scratch_bytes(c)."""
     cdef char *at = <char *>scratch + (-<intptr_t>scratch & 63)
     resolve_rows(c, at, c.rows)
-    run_items(c.item, c.job, c.n_items, c.n_workers, True, c.claim, at + c.rows_bytes, c.worker_bytes)
+    run_items(c.item, c.job, c.n_items, c.n_workers, c.asked, True, c.claim, at + c.rows_bytes, c.worker_bytes)
 
 
 # ---- the C face ------------------------------------------------------------------------------------------------

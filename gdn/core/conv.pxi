@@ -50,6 +50,7 @@ cdef gdn_status plan_conv(const void *args, state_call *c, bint in_place) noexce
     job.n_snapshots = a.call.n_snapshots
     n_parts = max(<int64_t>1, (job.channels + unit - 1) // unit)
     # Threads are worth their start from some tens of thousands of values on.
+    c.asked = a.n_threads
     c.n_workers = choose_threads(a.n_threads, min(job.n_seqs * n_parts, 1 + a.x.ne[1] * a.x.ne[2] * a.x.ne[0] // 16384))
     job.n_parts = 1
     if 0 < job.n_seqs < c.n_workers:

@@ -79,6 +79,7 @@ cdef gdn_status plan_delta(const void *args, state_call *c, bint in_place) noexc
     most = n_items * ((job.S_v - 1) // job.part_unit + 1)
     if a.n_threads <= 0:
         most = 1 + <int64_t>min(<double>(most - 1), n_updates / LEAST_UPDATES)
+    c.asked = a.n_threads
     c.n_workers = choose_threads(a.n_threads, most)
     split_columns(job, n_items, c.n_workers)
     # Long items are claimed; single tokens go to the same worker every time, whose cache has the state.

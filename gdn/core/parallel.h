@@ -1,14 +1,17 @@
-/* parallel.h - OpenMP regions, forks, and how many CPUs this process may use; nothing of Python. */
+/* parallel.h - loops on OpenMP's threads or the host's, forks, and how many CPUs this process may use; nothing of Python. */
 #ifndef GDN_PARALLEL_H
 #define GDN_PARALLEL_H
 
+#include <gdn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(__unix__) || defined(__APPLE__)
 #define GDN_POSIX 1
+#include <dirent.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -131,18 +134,83 @@ static int gdn_affinity(void)
 
 /* ---- regions ------------------------------------------------------------------------------------------------------ */
 
-/* A forked child of a process whose OpenMP runtime has started hangs at its first parallel region: it runs serial. */
-static int gdn_forked;
-static void gdn_mark_forked(void) { gdn_forked = 1; }
+#define GDN_LOAD(x)       __atomic_load_n(&(x), __ATOMIC_RELAXED)
+#define GDN_STORE(x, to)  __atomic_store_n(&(x), to, __ATOMIC_RELAXED)
+
+static gdn_parallel_for gdn_host_for;   /* the host's own loop, NULL for OpenMP's; only changed while no loop runs */
+static void *gdn_host_context;
+static int64_t gdn_running;             /* loops under way; far below 0 while the host's is changed */
+
+/* OpenMP's threads do not come along into a forked child, its runtime does not know, and hangs: a child of a process that
+ * had any threads runs serial. */
+static int gdn_forked, gdn_had_threads;
+
+#if GDN_POSIX
+static int gdn_count_threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int n = 0;
+    if (tasks == NULL)
+        return 2;                       /* unknown: take it that there are others */
+    for (struct dirent *entry; (entry = readdir(tasks)) != NULL;)
+        n += entry->d_name[0] != '.';
+    closedir(tasks);
+    return n;
+}
+
+static void gdn_before_fork(void) { gdn_had_threads = gdn_count_threads() > 1; }
+
+static void gdn_in_child(void)
+{
+    gdn_forked = gdn_forked || gdn_had_threads;
+    gdn_host_for = NULL;
+    gdn_running = 0;
+}
+#endif
 
 static void gdn_watch_forks(void)
 {
     static int watched;
 #if GDN_POSIX
     if (!watched)
-        pthread_atfork(NULL, NULL, gdn_mark_forked);
+        pthread_atfork(gdn_before_fork, NULL, gdn_in_child);
 #endif
     watched = 1;
+}
+
+/* Whether threads pay.  A loop ends when its last thread does, and that one may have to wait for a CPU that somebody else
+ * computes on.  So a loop on the default number of threads is timed: share 0 tells what all items would have taken alone,
+ * and what was saved or lost against that goes to an account.  While it is in the black threads are used; when it runs out,
+ * calls are serial for a while, twice as long each time it happens again soon. */
+enum { GDN_MOST_CREDIT = 2000000, GDN_PROBE_CREDIT = 1000000, GDN_FIRST_PAUSE = 64000000 };       /* nanoseconds */
+#define GDN_LONGEST_PAUSE INT64_C(16000000000)
+static int64_t gdn_credit = GDN_MOST_CREDIT, gdn_pause_ends, gdn_pause;
+
+static int64_t gdn_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static int gdn_threads_pay(void) { return GDN_LOAD(gdn_pause_ends) == 0 || gdn_now() >= GDN_LOAD(gdn_pause_ends); }
+
+/* A loop of n_items began at `start` and is over; share 0 took `time` for `done` of them. */
+static void gdn_account(int64_t start, int64_t time, int64_t done, int64_t n_items)
+{
+    int64_t now = gdn_now(), sum, pause = GDN_LOAD(gdn_pause);
+    if (done == 0)
+        return;
+    sum = GDN_LOAD(gdn_credit) + (int64_t)((double)time / (double)done * (double)n_items) - (now - start);
+    if (sum >= 0) {
+        GDN_STORE(gdn_credit, sum < GDN_MOST_CREDIT ? sum : GDN_MOST_CREDIT);
+        return;
+    }
+    pause = pause && now - GDN_LOAD(gdn_pause_ends) < 8 * pause ? 2 * pause : GDN_FIRST_PAUSE;
+    pause = pause < GDN_LONGEST_PAUSE ? pause : GDN_LONGEST_PAUSE;
+    GDN_STORE(gdn_credit, GDN_PROBE_CREDIT);
+    GDN_STORE(gdn_pause, pause);
+    GDN_STORE(gdn_pause_ends, now + pause);
 }
 
 #if GDN_OPENMP && GDN_POSIX
@@ -188,15 +256,36 @@ static int gdn_startable(int n, int n_cpus)
 static int gdn_startable(int n, int n_cpus) { (void)n_cpus; return n; }
 #endif
 
-/* work(run, i, n) on each of n workers at once; the runtime may give fewer. */
-static void gdn_parallel(void (*work)(void *run, int64_t i, int64_t n), void *run, int n_workers)
+/* body(run, i) for each of n shares, at once where there are threads for it. */
+static void gdn_parallel(gdn_share_fn body, void *run, int n)
 {
+    gdn_parallel_for fn;
+    while (__atomic_fetch_add(&gdn_running, 1, __ATOMIC_ACQUIRE) < 0)
+        __atomic_fetch_sub(&gdn_running, 1, __ATOMIC_RELEASE);
+    fn = gdn_host_for;
+    if (fn != NULL)
+        fn(gdn_host_context, body, run, n);
+    else {
 #ifdef _OPENMP
-#pragma omp parallel num_threads(n_workers)
-    work(run, omp_get_thread_num(), omp_get_num_threads());
+#pragma omp parallel num_threads(n)
+        for (int i = omp_get_thread_num(); i < n; i += omp_get_num_threads())
+            body(run, i);
 #else
-    (void)n_workers;
-    work(run, 0, 1);
+        for (int i = 0; i < n; i++)
+            body(run, i);
 #endif
+    }
+    __atomic_fetch_sub(&gdn_running, 1, __ATOMIC_RELEASE);
+}
+
+static gdn_status gdn_set_parallel_for(gdn_parallel_for fn, void *context)
+{
+    int64_t none = 0;
+    if (!__atomic_compare_exchange_n(&gdn_running, &none, INT64_MIN / 2, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        return GDN_ERR_BUSY;
+    gdn_host_context = context;
+    GDN_STORE(gdn_host_for, fn);
+    __atomic_fetch_sub(&gdn_running, INT64_MIN / 2, __ATOMIC_RELEASE);
+    return GDN_OK;
 }
 #endif

@@ -17,7 +17,7 @@ cdef void run_rowwise(rowwise_call *c, int32_t n_threads) noexcept nogil:
         return
     job.rows_per_item = max(<int64_t>1, 16384 // n)
     n_items = (job.n_rows + job.rows_per_item - 1) // job.rows_per_item
-    run_items(c.fn, job, n_items, choose_threads(n_threads, n_items), c.flush)
+    run_items(c.fn, job, n_items, choose_threads(n_threads, n_items), n_threads, c.flush)
 
 
 cdef gdn_status check_like(const error_buffer *error, const char *name, const gdn_tensor *t, const gdn_tensor *x,
@@ -104,7 +104,7 @@ cdef void run_solve_tri(gdn_solve_job *job, int32_t n_threads) noexcept nogil:
     cdef int n_workers = choose_threads(n_threads, n_batch * n_parts)
     job.n_parts = min(n_parts, <int64_t>1) if n_workers <= n_batch else n_parts
     job.part_columns = n_columns if job.n_parts <= 1 else unit_columns
-    run_items(level.solve_tri, job, n_batch * job.n_parts, n_workers, False)
+    run_items(level.solve_tri, job, n_batch * job.n_parts, n_workers, n_threads, False)
 
 
 # ---- the C face ------------------------------------------------------------------------------------------------

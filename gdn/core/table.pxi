@@ -16,6 +16,7 @@ cdef public void gdn_core_start(const void *level_table, gdn_api *table) noexcep
     table.causal_conv1d, table.causal_conv1d_scratch_size = c_causal_conv1d, c_causal_conv1d_scratch_size
     table.l2_norm, table.rms_norm_gated, table.decay_gate = c_l2_norm, c_rms_norm_gated, c_decay_gate
     table.solve_tri, table.status_string = c_solve_tri, c_status_string
+    table.set_parallel_for = gdn_set_parallel_for
 
 
 cdef gdn_api api                  # _ring fills its members when it is imported

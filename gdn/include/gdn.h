@@ -16,9 +16,10 @@
  * Aliasing    Stated per function.  Overlaps that are not allowed there are the caller's duty: C calls do not
  *             look for them (the Python functions do).
  * Threads     Every function may be called from several threads at once on memory that is not shared, except
- *             where it says otherwise.  `n_threads` is the largest number of OpenMP workers for this call; 0 takes the
- *             library's default.  Results have the same bits for any number.  Calls from inside a parallel
- *             region and calls in a forked child run serial.
+ *             where it says otherwise.  `n_threads` is the largest number of workers for this call, OpenMP's or the
+ *             host's (set_parallel_for); 0 takes the library's default, and leaves threads out for a while when they made
+ *             calls slower, as they do beside another busy process.  Results have the same bits for any number.
+ *             Calls from inside a parallel region run serial, and calls in a forked child whose parent had threads.
  * Errors      Every function returns a gdn_status; none aborts or prints.  Arguments are checked before anything is written.
  */
 #ifndef GDN_H
@@ -447,6 +448,11 @@ typedef struct gdn_ring_step {
     int64_t  n_checkpoints;     /* out */
 } gdn_ring_step;
 
+/* A host's own threads.  fn(context, body, job, n_shares) runs body(job, i) for each i in 0 .. n_shares-1 exactly once, on
+ * any threads, in any order, and returns when all are done.  n_shares is at most the call's n_threads. */
+typedef void (*gdn_share_fn)(void *job, int32_t share);
+typedef void (*gdn_parallel_for)(void *context, gdn_share_fn body, void *job, int32_t n_shares);
+
 /* The function table.  Members are only ever appended; `size` says how many a library has. */
 typedef struct gdn_api {
     uint32_t abi;               /* GDN_ABI */
@@ -521,6 +527,9 @@ typedef struct gdn_api {
     gdn_status (*ring_copy_state)(gdn_ring_header *ring, int64_t src, int64_t dst);
     gdn_status (*ring_save_state_size)(gdn_ring_header *ring, int64_t seq_id, size_t *bytes);
     gdn_status (*ring_save_state)(gdn_ring_header *ring, int64_t seq_id, void *data, size_t size, size_t *bytes);
+    /* Run loops on the host's own threads instead of OpenMP's, for every call of this table from now on; NULL goes back.
+     * GDN_ERR_BUSY while a call runs on several threads; a forked child starts with OpenMP's. */
+    gdn_status (*set_parallel_for)(gdn_parallel_for fn, void *context);
 } gdn_api;
 
 /* libgdn.so's only function: its table, the same each time; NULL for another ABI, and where GDN_LEVEL in the environment
