@@ -10,6 +10,8 @@
 
 enum { WORKERS = 3, T = 100, H = 4, S = 32 };
 
+static const gdn_api *gdn;
+
 typedef struct pool {
     pthread_mutex_t mutex;
     pthread_cond_t  wake, done;
