@@ -80,9 +80,10 @@ cdef void run_items(gdn_item_fn fn, const void *job, int64_t n_items, int n_work
     threads was not asked for, fewer may run than were planned: threads are left out while they do not pay."""
     cdef item_loop r
     cdef int64_t start
+    cdef bint by_default = asked <= 0 and threads_set == 0
     r.fn, r.job, r.n_items, r.flush, r.claim, r.claimed = fn, job, n_items, flush, claim, 0
     r.scratch, r.scratch_per_worker, r.timed, r.done = scratch, scratch_per_worker, False, 0
-    if n_workers > 1 and asked <= 0 and not gdn_threads_pay():
+    if n_workers > 1 and by_default and not gdn_threads_pay():
         n_workers = 1
     if n_workers > 1 and gdn_host_for == NULL:
         n_workers = gdn_startable(n_workers, cpus_usable)
@@ -90,7 +91,7 @@ cdef void run_items(gdn_item_fn fn, const void *job, int64_t n_items, int n_work
     if n_workers <= 1:
         run_share(&r, 0)
         return
-    r.timed = asked <= 0
+    r.timed = by_default
     start = gdn_now() if r.timed else 0
     gdn_parallel(run_share, &r, n_workers)
     if r.timed:
