@@ -29,6 +29,8 @@ from gdn._checked cimport add, multiply
 from gdn._core cimport api
 from gdn._tensor cimport tensor_over
 
+from gdn._core import TokenLog
+
 cdef extern from "process.h" nogil:
     ctypedef struct gdn_process:
         uint32_t pid

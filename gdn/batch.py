@@ -13,19 +13,23 @@ class Batch:
     positions   (n_tokens,) integers: how many tokens the state has seen before this one (no RoPE positions); those of
                 padding are ignored.  A sequence whose first position is 0 starts afresh.  None continues every
                 sequence where it stands.
+    parents     (n_tokens,) integers: the batch's entry that each token continues, an earlier one of its sequence, or -1 =
+                where the sequence stands: every sequence's tokens are then a tree of drafts, of which
+                ``ring.accept`` keeps a path once the step is committed.  Those of padding are ignored.
 
     ValueError: a token with several ids (fork a sequence with ``ring.copy``), positions of another length, negative,
-    or not consecutive within a sequence.  TypeError: anything but integers.  That the first position continues the
-    sequence is checked by ``ring.begin(batch)``.
+    or not those of what a token continues; parents of another length, or none of the sequence's earlier tokens.
+    TypeError: anything but integers.  That the first position continues the sequence is checked by ``ring.begin(batch)``.
 
     n_tokens            entries, padding included;  n_grouped without it
     unique_ids          (n_seqs,) int64 ids in the order of first appearance, lengths (n_seqs,) their tokens
     first_positions     (n_seqs,) int64, 0 = start afresh, -1 = continue
     cu_seqlens          (n_seqs + 1,) int64 bounds of the sequences once grouped
     order               entry of every grouped token, or None where the batch is grouped and unpadded already
+    parents             (n_grouped,) int64 index within its sequence's tokens of what each grouped token continues, or None
     """
 
-    def __init__(self, seq_ids, positions=None):
+    def __init__(self, seq_ids, positions=None, parents=None):
         ids = _integers(seq_ids, "seq_ids")
         self.seq_ids, self.n_tokens = ids, len(ids)
         unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
@@ -41,15 +45,34 @@ class Batch:
         self.n_grouped = len(order)
         self.order = None if np.array_equal(order, np.arange(self.n_tokens)) else order
         self.first_positions = np.full(len(self.unique_ids), -1, np.int64)
+        self.parents = None if parents is None else self._read_parents(_integers(parents, "parents"), order)
         if positions is not None:
             self._read_positions(_integers(positions, "positions"), order)
+
+    def _read_parents(self, parents, order):
+        if len(parents) != self.n_tokens:
+            raise ValueError(f"parents has {len(parents)} entries, seq_ids {self.n_tokens}")
+        within = np.full(self.n_tokens + 1, -1, np.int64)              # of every entry; the last is of parent -1
+        within[order] = np.arange(len(order)) - np.repeat(self.cu_seqlens[:-1], self.lengths)
+        grouped = parents[order]
+        bad = np.flatnonzero((grouped < -1) | (grouped >= order))
+        bad = bad if len(bad) else np.flatnonzero((grouped >= 0) & (self.seq_ids[grouped] != self.seq_ids[order]))
+        if len(bad):
+            raise ValueError(f"parents: entry {order[bad[0]]} of sequence {self.seq_ids[order[bad[0]]]} continues "
+                             f"{grouped[bad[0]]}, which is no earlier entry of it")
+        return within[grouped]
 
     def _read_positions(self, positions, order):
         if len(positions) != self.n_tokens:
             raise ValueError(f"positions has {len(positions)} entries, seq_ids {self.n_tokens}")
         grouped = positions[order]
         self.first_positions = grouped[self.cu_seqlens[:-1]]
-        within = np.arange(len(grouped)) - np.repeat(self.cu_seqlens[:-1], self.lengths)
+        starts = np.repeat(self.cu_seqlens[:-1], self.lengths)
+        within = np.arange(len(grouped)) - starts
+        if self.parents is not None:
+            within = np.zeros(len(grouped), np.int64)
+            for i, parent in enumerate(self.parents):
+                within[i] = 0 if parent < 0 else within[starts[i] + parent] + 1
         expected = np.repeat(self.first_positions, self.lengths) + within
         bad = np.flatnonzero((grouped != expected) | (grouped < 0))
         if len(bad):

@@ -38,8 +38,9 @@ class _Layer:
         vars(self).update((x.name, getattr(config, x.name)) for x in fields(config))
         self.key_size, self.value_size, self.C = self.H_k * self.S_k, self.H_v * self.S_v, config.channels
         self.tag = config.tag     # of `StateRing.create`, and what it needs to know of the layer
-        self.extents = {"H_k": self.H_k, "H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "conv_channels": self.C,
-                        "conv_width": self.width, "per_channel": self.KIND == "kda"}
+        self.extents = {"H_k": self.H_k, "H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v,
+                        "per_channel": self.KIND == "kda", "head_map": self.head_map, "conv_channels": self.C,
+                        "conv_width": self.width}
         w = self._check_weights(weight_layouts.flat(weights, config))
         self.conv, self.conv_bias = w["conv"], w.get("conv_bias")
         self.A, self.dt_bias = w["A"], w["dt_bias"]
@@ -206,7 +207,7 @@ class _Layer:
         began = np.full(len(step.seq_ids), -1) if step.batch is None else step.batch.first_positions
         if step.batch is not batch and not (
                 np.array_equal(step.seq_ids, batch.unique_ids) and np.array_equal(step.n_tokens, batch.lengths)
-                and np.array_equal(began, batch.first_positions)):
+                and np.array_equal(began, batch.first_positions) and np.array_equal(step.parents, batch.parents)):
             raise ValueError(f"the step is of sequences {step.seq_ids} with {step.n_tokens} tokens from {began}, the "
                              f"batch of {batch.unique_ids} with {batch.lengths} from {batch.first_positions} (-1: on)")
 

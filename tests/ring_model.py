@@ -10,14 +10,14 @@ import gdn
 from gdn import reference
 
 LAYERS, H_K, H_V, S_K, S_V, CHANNELS, WIDTH = 2, 1, 2, 4, 3, 5, 4
-EXTENTS = dict(n_layers=LAYERS, H_v=H_V, S_k=S_K, S_v=S_V, conv_channels=CHANNELS, conv_width=WIDTH)
+EXTENTS = dict(n_layers=LAYERS, H_k=H_K, H_v=H_V, S_k=S_K, S_v=S_V, conv_channels=CHANNELS, conv_width=WIDTH)
 BOUND = 1e-5
 EMPTY = 0                                       # the key of the state that has seen nothing
 
 
-def pool(fill, n_slots, n_rollback, spare, offset=0):
+def pool(fill, n_slots, n_rollback, spare=None, offset=0, **options):
     """A buffer for a ring, every byte of it one that would show: NaN, or 0x3e, which is 0.186 in float32."""
-    n = gdn.StateRing.nbytes_for(n_slots, n_rollback, spare=spare, **EXTENTS) + 128
+    n = gdn.StateRing.nbytes_for(n_slots, n_rollback, spare=spare, **EXTENTS, **options) + 128
     memory = np.full(n // 4 + 1, np.nan, np.float32).view(np.uint8) if fill == "nan" else np.full(n, 0x3E, np.uint8)
     start = -memory.ctypes.data % 64 + offset
     return memory[start:start + n - 64 - offset]
@@ -56,15 +56,25 @@ class Truth:
             self.conv_outputs[key].append(y * reference.sigmoid(y))
         return key
 
-    def check(self, key, ssm, conv):
-        """ssm and conv: a state's rows of every layer.  Within the bound, and the very bits written at its token."""
+    def check(self, key, ssm, conv, exact=True):
+        """ssm and conv: a state's rows of every layer.  Within the bound, and (exact) the very bits written at its token."""
         for layer in range(LAYERS):
             truth = self.states[key][layer]
             error = np.abs(ssm[layer] - truth).max()
             assert error <= BOUND * max(np.abs(truth).max(), 1e-30), f"state after token {key}"
             np.testing.assert_array_equal(conv[layer], self.windows[key][layer])
+        if not exact:
+            return
         bits = b"".join(x.tobytes() for x in ssm)
         assert self.bits.setdefault(key, bits) == bits, f"state after token {key} is not the one that was written"
+
+
+def lists(ring, step, layer):
+    """What the in-place calls take of a step beyond its rows."""
+    if ring.form == "planes":
+        return {"checkpoints": step.checkpoints}
+    return {"log": ring.log(layer), "log_in": step.log_in, "log_out": step.log_out, "parents": step.parents,
+            "checkpoints": step.checkpoints}
 
 
 def run_layers(ring, truth, step, keys, layers=range(LAYERS)):
@@ -76,15 +86,33 @@ def run_layers(ring, truth, step, keys, layers=range(LAYERS)):
         empty = [np.zeros((1, 0, *shape), np.float32) for shape in ((H_K, S_K), (H_K, S_K), (H_V, S_V), (H_V,), (H_V,))]
         q, k, v, g, beta = (np.concatenate([empty[i], *(part[i] for part in parts)], 1) for i in range(5))
         out = gdn.gated_delta_net_inplace(q, k, v, g, beta, step.ssm(layer), step.rows_in, step.rows_out,
-                                          cu_seqlens=cu_seqlens, head_map="tiled")
+                                          cu_seqlens=cu_seqlens, head_map="tiled", **lists(ring, step, layer))
         for t, key in enumerate(flat):
             expected = truth.outputs[key][layer]
             assert np.abs(out[0, t] - expected).max() <= BOUND * max(np.abs(expected).max(), 1)
         x = np.array([p[5] for p in parts], np.float32).reshape(-1, CHANNELS)
         out = gdn.causal_conv1d_inplace(x[None], truth.weights[layer], None, step.conv(layer), step.rows_in,
-                                        step.rows_out, cu_seqlens=cu_seqlens)
+                                        step.rows_out, cu_seqlens=cu_seqlens, **lists(ring, step, layer))
         for t, key in enumerate(flat):
             assert np.abs(out[0, t] - truth.conv_outputs[key][layer]).max() <= BOUND * 10
+
+
+def read_state(ring, seq_id):
+    """A sequence's committed state of every layer: recurrent and convolution, from its row and its entries in float64."""
+    step = ring.begin([seq_id], [0])
+    step.abort()
+    row, ssm, conv = step.rows_in[0], [], []
+    for layer in range(LAYERS):
+        state, window = ring.ssm(layer).numpy()[row] * (row >= 0), ring.conv(layer).numpy()[row, 0].copy()
+        if row < 0:
+            state, window = np.zeros_like(state), np.zeros_like(window)
+        if ring.form == "log":
+            entries, log = step.log_in[0][step.log_in[0] >= 0], ring.log(layer)
+            state = reference.replay(state, log.k[entries], log.d[entries], log.g[entries])[-1]
+            window = np.concatenate([window, log.x[entries].T], 1)[:, len(entries):]
+        ssm.append(state)
+        conv.append(window)
+    return ssm, conv
 
 
 def read_rows(ring, row):
@@ -145,12 +173,37 @@ class Sequence:
         self.lost = False
 
 
+class LogSequence:
+    """The same of a ring with a log: the keys of its tokens, and how many at least can be taken back."""
+
+    lost = False
+
+    def __init__(self, n_rollback):
+        self.keys, self.sure, self.n_rollback, self.tree = [], 0, n_rollback, None
+
+    def copy(self):
+        other = LogSequence(self.n_rollback)
+        other.keys, other.sure = list(self.keys), self.sure
+        return other
+
+    def touched(self, n_tokens, fresh, n_rollback):
+        return []
+
+    def fail(self, touched):
+        pass
+
+    def advance(self, keys, touched, fresh):
+        self.keys, self.sure, self.tree = ([], 0, None) if fresh else (self.keys, self.sure, None)
+        self.keys, self.sure = self.keys + list(keys), min(self.n_rollback, self.sure + len(keys))
+
+
 class Lengths:
     """What begin reads of a Batch."""
 
-    def __init__(self, ids, sizes, fresh):
+    def __init__(self, ids, sizes, fresh, parents=None):
         self.unique_ids, self.lengths = np.array(ids, np.int64), np.array(sizes, np.int64)
         self.first_positions = np.where(fresh, 0, -1)
+        self.parents = None if parents is None else [p for one in parents for p in one]
 
 
 class Boom(Exception):
@@ -163,29 +216,45 @@ IDS = [0, 1, 2, 7, 2**40]
 class Pair:
     """A ring and its model, with every operation on both; refusals are part of it.  `pick(list)` chooses."""
 
-    def __init__(self, n_slots, n_rollback, spare, fill, offset):
-        self.buffer = pool(fill, n_slots, n_rollback, spare, offset)
-        self.ring = gdn.StateRing.create(n_slots, n_rollback, spare=spare, buffer=self.buffer, **EXTENTS)
-        self.n_slots, self.R = n_slots, n_rollback
+    def __init__(self, n_slots, n_rollback, spare, fill, offset, form="planes", log_capacity=None, n_spare=None):
+        options = {"form": form} | ({"spare": spare} if form == "planes" else {
+            "n_spare": n_spare and min(n_spare, n_slots), "log_capacity": log_capacity and n_rollback + log_capacity})
+        self.buffer = pool(fill, n_slots, n_rollback, offset=offset, **options)
+        self.ring = gdn.StateRing.create(n_slots, n_rollback, buffer=self.buffer, **options, **EXTENTS)
+        self.n_slots, self.R, self.log = n_slots, n_rollback, form == "log"
         self.P = n_rollback + 1 + ((1 if n_rollback else 0) if spare is None else spare)
-        assert self.ring.n_planes == self.P
+        assert self.ring.n_planes == (1 if self.log else self.P)
         self.truth, self.model, self.steps = Truth(), {}, 0
         for seq_id in IDS[:n_slots - 1]:
             self.ring.acquire(seq_id)
-            self.model[seq_id] = Sequence(self.P)
+            self.model[seq_id] = self.new()
+
+    def new(self):
+        return LogSequence(self.R) if self.log else Sequence(self.P)
+
+    def depth(self, seq_id):
+        """What max_rollback must be; of a log, whose folds the ring times, what it is, between its bounds."""
+        sequence = self.model[seq_id]
+        if not self.log:
+            return sequence.depth(self.R)
+        depth = self.ring.max_rollback(seq_id)
+        assert sequence.sure <= depth <= min(self.R, len(sequence.keys))
+        return depth
 
     # what must be refused
 
-    def refusal(self, seq_id, fresh=False):
+    def refusal(self, seq_id, fresh=False, tree=False):
         if seq_id not in self.model:
             return pytest.raises(KeyError, match=str(seq_id))
         if self.model[seq_id].lost and not fresh:
             return pytest.raises(gdn.StateLostError, match=str(seq_id))
+        if self.log and self.model[seq_id].tree is not None and not tree:
+            return pytest.raises(ValueError, match=f"tree of sequence {seq_id} waits")
         return None
 
     def target_refusal(self, seq_id):
         if seq_id in self.model:
-            return pytest.raises(ValueError, match=f"{seq_id} is already acquired")
+            return pytest.raises(gdn.RingBusyError, match=f"{seq_id} is already acquired")
         if len(self.model) == self.n_slots:
             return pytest.raises(gdn.RingFullError, match=f"{self.n_slots} slots")
         return None
@@ -196,45 +265,48 @@ class Pair:
         if slot is not None and slot >= self.n_slots:
             refusal = pytest.raises(IndexError, match=str(slot))
         elif seq_id in self.model:
-            refusal = pytest.raises(ValueError, match=str(seq_id))
+            refusal = pytest.raises(gdn.RingBusyError, match=str(seq_id))
         elif slot is not None and slot in [self.ring.slot(other) for other in self.model]:
-            refusal = pytest.raises(ValueError, match=f"slot {slot}")
+            refusal = pytest.raises(gdn.RingBusyError, match=f"slot {slot}")
         else:
             refusal = self.target_refusal(seq_id)
         with refusal or contextlib.nullcontext():
             given = self.ring.acquire(seq_id, slot)
             assert slot is None or given == slot
-            self.model[seq_id] = Sequence(self.P)
+            self.model[seq_id] = self.new()
 
     def release(self, seq_id):
-        with self.refusal(seq_id, True) or contextlib.nullcontext():
+        with self.refusal(seq_id, True, True) or contextlib.nullcontext():
             self.ring.release(seq_id)
             del self.model[seq_id]
 
     def reset(self, seq_id):
-        with self.refusal(seq_id, True) or contextlib.nullcontext():
+        with self.refusal(seq_id, True, True) or contextlib.nullcontext():
             self.ring.reset(seq_id)
             sequence = self.model[seq_id]
-            sequence.advance([], [(sequence.head + 1) % self.P], True)
+            sequence.advance([], [] if self.log else [(sequence.head + 1) % self.P], True)
 
     def rollback(self, seq_id, n):
         refusal = self.refusal(seq_id)
-        if refusal is None and not 0 <= n <= self.model[seq_id].depth(self.R):
+        if refusal is None and not 0 <= n <= self.depth(seq_id):
             refusal = pytest.raises(ValueError, match=str(n))
         with refusal or contextlib.nullcontext():
             self.ring.rollback(seq_id, n)
             sequence = self.model[seq_id]
-            sequence.head = (sequence.head - n) % self.P
+            if self.log:
+                sequence.sure = max(0, sequence.sure - n)
+            else:
+                sequence.head = (sequence.head - n) % self.P
             sequence.keys = sequence.keys[:len(sequence.keys) - n]
 
-    def copy(self, seq_id, other):
+    def copy(self, seq_id, other, depth=True):
         with self.refusal(seq_id) or self.target_refusal(other) or contextlib.nullcontext():
-            self.ring.copy(seq_id, other)
-            self.model[other] = self.reachable(self.model[seq_id])
+            self.ring.copy(seq_id, other, depth)
+            self.model[other] = self.reachable(self.model[seq_id], depth)
 
-    def save(self, seq_id):
+    def save(self, seq_id, depth=True):
         with self.refusal(seq_id) or contextlib.nullcontext():
-            return self.ring.save(seq_id), self.reachable(self.model[seq_id])
+            return self.ring.save(seq_id, depth), self.reachable(self.model[seq_id], depth)
         return None
 
     def load(self, seq_id, saved, damage):
@@ -254,40 +326,68 @@ class Pair:
         self.ring = gdn.StateRing(self.buffer)
 
     def name_twice(self, seq_id):
-        with self.refusal(seq_id) or pytest.raises(ValueError, match=str(seq_id)):
+        with self.refusal(seq_id) or pytest.raises(gdn.RingBusyError, match=str(seq_id)):
             self.ring.begin([seq_id, seq_id], [1, 1])
 
-    def reachable(self, sequence):
+    def reachable(self, sequence, depth=True):
         """What a copied or loaded sequence has: the planes that can be rolled back to, and no others."""
-        other, depth = sequence.copy(), sequence.depth(self.R)
-        other.planes, other.head = [None] * self.P, depth
-        for back in range(depth + 1):
-            other.planes[depth - back] = [EMPTY, *sequence.keys][-1 - back]
+        other = sequence.copy()
+        if self.log:
+            other.sure = sequence.sure if depth else 0
+            return other
+        n = sequence.depth(self.R) if depth else 0
+        other.planes, other.head = [None] * self.P, n
+        for back in range(n + 1):
+            other.planes[n - back] = [EMPTY, *sequence.keys][-1 - back]
         return other
+
+    # steps
 
     def step(self, ids, sizes, fresh, end, written, pick):
         refusals = [r for r in (self.refusal(i, f) for i, f in zip(ids, fresh, strict=True)) if r is not None]
         with refusals[0] if refusals else contextlib.nullcontext():
             self.run_step(ids, sizes, fresh, end, written, pick)
 
+    def begin(self, *arguments, **options):
+        """The step, or None if it needs more spare rows than there are; never where there is one for every slot."""
+        try:
+            return self.ring.begin(*arguments, **options)
+        except ValueError as error:
+            if "n_spare" not in str(error) or self.ring.n_spare == self.n_slots:
+                raise
+            return None
+
     def run_step(self, ids, sizes, fresh, end, written, pick):
-        step = self.ring.begin(Lengths(ids, sizes, fresh)) if any(fresh) else self.ring.begin(ids, sizes)
+        new_ids = [i for i in IDS if i not in self.model][:self.n_slots - len(self.model)]
+        forks = []
+        if ids and new_ids and pick([True, False, False]):
+            i = pick(range(len(ids)))
+            forks = [(ids[i], pick(range(sizes[i] + 1)), pick(new_ids))]
+        step = self.begin(Lengths(ids, sizes, fresh), forks=forks) if any(fresh) else self.begin(ids, sizes, forks=forks)
+        if step is None:
+            return
         keys, touched, intact = [], [], set()
         for seq_id, size, new, row in zip(ids, sizes, fresh, step.rows_in, strict=True):
             sequence = self.model[seq_id]
-            assert (row == -1) == new
+            assert row == -1 if new else row >= 0 or self.log
             history, mine = [EMPTY] if new else [EMPTY, *sequence.keys], []
             for _ in range(size):
                 mine.append(self.truth.token((history + mine)[-1]))
             keys.append(mine)
             touched.append(sequence.touched(size, new, self.R))
-            if sequence.head not in touched[-1]:
+            if not self.log and sequence.head not in touched[-1]:
                 intact.add(sequence.head * self.n_slots + self.ring.slot(seq_id))
             for refused in (lambda: self.ring.begin([seq_id], [1]), lambda: self.ring.release(seq_id),   # noqa: B023
                             lambda: self.ring.rollback(seq_id, 0), lambda: self.ring.reset(seq_id)):     # noqa: B023
-                with pytest.raises(ValueError, match="in a step"):      # nobody else gets it meanwhile
+                with pytest.raises(gdn.RingBusyError, match="in a step"):      # nobody else gets it meanwhile
                     refused()
-        assert not intact & set(step.rows_out.ravel().tolist())
+        if self.log:
+            used, put = step.log_in[step.log_in >= 0].tolist(), step.log_out[step.log_out >= 0].tolist()
+            assert len({*used, *put}) == len(used) + len(put)
+            rows = [] if step.checkpoints is None else step.checkpoints[:, 2].tolist()
+            assert not set(rows) & (set(step.rows_in.tolist()) - {-1}) and len(set(rows)) == len(rows)
+        else:
+            assert not intact & set(step.rows_out.ravel().tolist())
         if end in ("abort", "raise", "drop"):
             self.fail_step(step, keys, end, written)
             for seq_id, planes in zip(ids, touched, strict=True):
@@ -298,7 +398,13 @@ class Pair:
         if end != "with":
             step.commit()
         with pytest.raises(ValueError, match="already committed"):
-            step.commit(written=True)
+            step.commit()
+        for source, n, new_id in forks:
+            i = ids.index(source)
+            self.model[new_id] = self.new()
+            self.model[new_id].keys = (([] if fresh[i] else self.model[source].keys) + keys[i][:n])
+            if not self.log:
+                self.model[new_id].planes[0] = [EMPTY, *self.model[new_id].keys][-1]
         for seq_id, mine, planes, new, out in zip(ids, keys, touched, fresh, step.rows_out, strict=True):
             self.model[seq_id].advance(mine, planes, new)
             for back, row in enumerate(out[out >= 0]):
@@ -308,14 +414,72 @@ class Pair:
             if end == "accept":
                 self.rollback(seq_id, pick(range(min(len(mine), self.R) + 1)))
 
+    def tree(self, ids, sizes, fresh, end, pick):
+        """A step of trees; committed, it waits for accept."""
+        sizes = [min(n, self.R + 1) for n in sizes]
+        parents = [[pick([-1, *range(t)]) for t in range(n)] for n in sizes]
+        if not self.log:
+            with pytest.raises(ValueError, match="form 'log'"):
+                self.ring.begin(Lengths(ids, sizes, fresh, parents))
+            return
+        refusals = [r for r in (self.refusal(i, f) for i, f in zip(ids, fresh, strict=True)) if r is not None]
+        with refusals[0] if refusals else contextlib.nullcontext():
+            self.run_tree(ids, sizes, fresh, parents, end)
+
+    def run_tree(self, ids, sizes, fresh, parents, end):
+        step, keys = self.begin(Lengths(ids, sizes, fresh, parents)), []
+        if step is None:
+            return
+        for seq_id, new, mine in zip(ids, fresh, parents, strict=True):
+            before, tokens = EMPTY if new else [EMPTY, *self.model[seq_id].keys][-1], []
+            for parent in mine:
+                tokens.append(self.truth.token(before if parent < 0 else tokens[parent]))
+            keys.append(tokens)
+        if end in ("abort", "raise", "drop"):
+            self.fail_step(step, keys, end, "garbage")
+            return
+        run_layers(self.ring, self.truth, step, keys)
+        step.commit()
+        for seq_id, new, mine, tokens in zip(ids, fresh, parents, keys, strict=True):
+            sequence = self.model[seq_id]
+            if new:
+                sequence.advance([], [], True)
+            sequence.sure = min(sequence.sure, self.ring.log_capacity - len(mine)) if mine else sequence.sure
+            sequence.tree = (mine, tokens) if mine else None
+            self.steps += 1
+
+    def accept(self, seq_id, pick):
+        """A random path of the tree that waits, or something that is none."""
+        refusal = self.refusal(seq_id, tree=True)
+        tree = None if refusal else self.model[seq_id].tree if self.log else None
+        if refusal is None and tree is None:
+            refusal = pytest.raises(ValueError, match="is no path of a tree")
+        path = []
+        if tree is not None:
+            at = pick(range(-1, len(tree[0])))
+            while at >= 0:
+                path.insert(0, at)
+                at = tree[0][at]
+            wrong = pick([None, None, [len(tree[0])], path + path[-1:], [-1], path[1:] if len(path) > 1 else [-2]])
+            if wrong:
+                with pytest.raises(ValueError, match="is no path of a tree"):
+                    self.ring.accept(seq_id, wrong)
+        with refusal or contextlib.nullcontext():
+            self.ring.accept(seq_id, path)
+            self.model[seq_id].advance([tree[1][t] for t in path], [], False)
+
     def fail_step(self, step, keys, end, written):
         """Write some of the step, or garbage, and end it without a commit."""
         with contextlib.suppress(Boom), step if end == "raise" else contextlib.nullcontext():
             if written == "garbage":
                 rows = step.rows_out[step.rows_out >= 0]
+                if step.checkpoints is not None:
+                    rows = np.concatenate([rows, step.checkpoints[:, 2]])
                 for layer in range(LAYERS):
                     self.ring.ssm(layer).numpy()[rows] = np.nan
                     self.ring.conv(layer).numpy()[rows] = np.nan
+                    for part in ("k", "d", "g", "x") if self.log else ():
+                        getattr(self.ring.log(layer), part)[step.log_out[step.log_out >= 0]] = np.nan
             elif written != "nothing":
                 run_layers(self.ring, self.truth, step, keys, range(1 if written == "one layer" else LAYERS))
             if end == "raise":
@@ -336,10 +500,17 @@ class Pair:
                         refused(seq_id)
                 continue
             assert self.ring.position(seq_id) == len(sequence.keys)
-            assert self.ring.max_rollback(seq_id) == sequence.depth(self.R)
-            row = committed_row(self.ring, seq_id)
-            assert row == sequence.head * self.n_slots + self.ring.slot(seq_id)
-            self.truth.check([EMPTY, *sequence.keys][-1], *read_rows(self.ring, row))
+            assert self.ring.max_rollback(seq_id) == self.depth(seq_id)
+            if self.log and sequence.tree is not None:
+                for refused in (lambda: self.ring.begin([seq_id], [1]), lambda: self.ring.save(seq_id),      # noqa: B023
+                                lambda: self.ring.rollback(seq_id, 0), lambda: self.ring.copy(seq_id, -9)):  # noqa: B023
+                    with pytest.raises(ValueError, match="waits for accept"):
+                        refused()
+                continue
+            if not self.log:
+                row = committed_row(self.ring, seq_id)
+                assert row == sequence.head * self.n_slots + self.ring.slot(seq_id)
+            self.truth.check([EMPTY, *sequence.keys][-1], *read_state(self.ring, seq_id), exact=not self.log)
 
 
 # The header's and the records' fields, as gdn.h's table gives them.
@@ -398,10 +569,10 @@ class Run:
     def check(self, seq_id, keys=None):
         keys = self.keys[seq_id] if keys is None else keys
         assert self.ring.position(seq_id) == len(keys)
-        self.truth.check([EMPTY, *keys][-1], *self.rows(seq_id))
+        self.truth.check([EMPTY, *keys][-1], *self.rows(seq_id), exact=self.ring.form == "planes")
 
     def rows(self, seq_id):
-        return read_rows(self.ring, committed_row(self.ring, seq_id))
+        return read_state(self.ring, seq_id)
 
     def bits(self, seq_id):
         return b"".join(x.tobytes() for part in self.rows(seq_id) for x in part)

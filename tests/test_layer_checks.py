@@ -100,14 +100,14 @@ def test_calls_are_checked(case):
             case.layer(x, gdn.Batch([7, 7, 8], [0, 1, 1]), step, 0)             # the step goes on where they stand
         case.layer(x, batch, step, 0)
     for name, n in case.layer.extents.items():
-        wrong = not n if name == "per_channel" else n + 1
-        other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, name: wrong})
+        n = not n if isinstance(n, bool) else {"tiled": "interleaved", "interleaved": "tiled"}.get(n) or n + 1
+        other = gdn.StateRing.create(2, n_layers=1, **{**case.layer.extents, name: n})
         other.acquire(7)
         other.acquire(8)
-        with other.begin(batch) as step:
-            with pytest.raises(ValueError, match=f"the ring has .*'{name}': {wrong}.* the layer .*"):
-                case.layer(x, batch, step, 0)
-            step.abort()
+        step = other.begin(batch)
+        with pytest.raises(ValueError, match=f"the ring has .*'{name}': {n!r}.* the layer .*"):
+            case.layer(x, batch, step, 0)
+        step.abort()
 
 
 def test_arguments_are_mappings(case):

@@ -103,7 +103,7 @@ def test_a_step_that_returned_early_is_aborted(one):
 
 @pytest.mark.parametrize("form", ["planes", "log"])
 def test_a_former_tenant_never_shows(form):
-    ring = gdn.StateRing.create(1, 2, form=form, H_k=1, **EXTENTS)
+    ring = gdn.StateRing.create(1, 2, form=form, **EXTENTS)
     for layer in range(LAYERS):
         ring.ssm(layer).numpy()[:] = np.nan
         ring.conv(layer).numpy()[:] = np.nan
@@ -130,8 +130,8 @@ def test_records_that_contradict_each_other_are_refused():
         fields(bent)[1][name][slot] = value
         with pytest.raises(ValueError, match="damaged"):
             gdn.StateRing(bent)
-    buffer = bytearray(gdn.StateRing.nbytes_for(3, 3, form="log", H_k=1, **EXTENTS))
-    ring = gdn.StateRing.create(3, 3, buffer=buffer, form="log", H_k=1, **EXTENTS)
+    buffer = bytearray(gdn.StateRing.nbytes_for(3, 3, form="log", **EXTENTS))
+    ring = gdn.StateRing.create(3, 3, buffer=buffer, form="log", **EXTENTS)
     ring.acquire(0)
     ring.begin([0], [2]).commit(written=True)
     for name, value in (("row", 1), ("row", 6), ("n_log", 3), ("n_log", 17), ("first", 20), ("new_row", 4), ("zero", 2),
@@ -181,7 +181,7 @@ def test_tags_go_with_states():
 def test_bytes_without_depth_load_anywhere(one, target):
     one.step(s0=6)
     n_rollback, form = target
-    ring = gdn.StateRing.create(2, n_rollback, form=form, H_k=1, **EXTENTS)
+    ring = gdn.StateRing.create(2, n_rollback, form=form, **EXTENTS)
     ring.load(3, one.ring.save(0, depth=False))
     assert (ring.position(3), ring.max_rollback(3)) == (6, 0)
     back = Run()

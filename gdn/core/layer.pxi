@@ -4,11 +4,22 @@
 # (MODES, fill_inputs, fill_options, plan_delta), conv.pxi (fill_conv, plan_conv), rowwise.pxi (ACTIVATIONS, GATES,
 # plan_gate_arrays, plan_norm_arrays, rowwise_call, run_rowwise), table.pxi (api).
 
-cdef void bind_call(gdn_call *c, CallArrays arrays, ndarray rows_in, ndarray rows_out, ndarray cu_seqlens) noexcept:
-    """Point a call at the cache in c.state and at checked rows."""
+cdef int bind_call(gdn_call *c, CallArrays arrays, step, ndarray cu_seqlens) except -1:
+    """Point a call at the cache in c.state, and at the rows and lists that a ring gave a step."""
+    cdef ndarray rows_in = step.rows_in
     c.state_out, c.n_seqs = c.state, rows_in.shape[0]
     c.cu_seqlens, arrays.cu_seqlens = <const int64_t *>PyArray_DATA(cu_seqlens), cu_seqlens
-    fill_rows(c, arrays, rows_in, rows_out)
+    fill_rows(c, arrays, rows_in, step.rows_out)
+    arrays.log_in, arrays.log_out, arrays.parents, arrays.checkpoints = step.log_in, step.log_out, step.parents, step.checkpoints
+    c.log_in, c.n_log_in = numbers_of(arrays.log_in), 0 if arrays.log_in is None else arrays.log_in.shape[1]
+    c.log_out, c.n_log_out = numbers_of(arrays.log_out), 0 if arrays.log_out is None else arrays.log_out.shape[1]
+    c.checkpoints, c.n_checkpoints = numbers_of(arrays.checkpoints), 0 if arrays.checkpoints is None else len(arrays.checkpoints)
+    c.parents = numbers_of(arrays.parents)
+    return 0
+
+
+cdef inline const int64_t *numbers_of(ndarray x) noexcept:
+    return NULL if x is None else <const int64_t *>PyArray_DATA(x)
 
 
 cdef class LayerKernels:
@@ -51,18 +62,23 @@ cdef class LayerKernels:
         """Point the arguments at layer il of the step's ring.  ValueError: mode, n_threads, or a ring of other extents;
         IndexError: no such layer.  Nothing is written yet."""
         cdef gdn_ring_header *ring = <gdn_ring_header *><uintptr_t>step.ring.address
-        cdef ndarray rows_in = step.rows_in, rows_out = step.rows_out, ends = cu_seqlens
+        cdef gdn_tensor no_log
         self.delta.mode = choice(MODES, mode, "mode")
         self.n_threads = self.conv.n_threads = self.delta.n_threads = threads_argument(n_threads)
         if (ring.H_v != self.delta.v.ne[1] or ring.S_v != self.delta.v.ne[0] or ring.S_k != self.delta.q.ne[0]
                 or ring.conv_channels != self.conv.x.ne[0] or ring.conv_width != self.conv.weight.ne[0]
-                or ring.H_k != 0 and (ring.H_k != self.delta.q.ne[1] or bool(ring.per_channel) != self.extents["per_channel"])):
+                or (ring.H_k != 0 and (ring.H_k != self.delta.q.ne[1] or bool(ring.per_channel) != self.extents["per_channel"]))
+                or (ring.head_map != GDN_HEAD_NONE and ring.head_map != self.delta.head_map)):
             raise ValueError(f"the ring has {step.ring.extents}, the layer {self.extents}")
         step.mark(il)
         api.ring_conv(ring, il, &self.conv.call.state)
         api.ring_ssm(ring, il, &self.delta.call.state)
-        bind_call(&self.conv.call, self.conv_arrays, rows_in, rows_out, ends)
-        bind_call(&self.delta.call, self.delta_arrays, rows_in, rows_out, ends)
+        memset(&no_log, 0, sizeof(no_log))
+        self.delta.log_k = self.delta.log_d = self.delta.log_g = self.conv.log_x = no_log
+        if ring.form == GDN_FORM_LOG:
+            api.ring_log(ring, il, &self.delta.log_k, &self.delta.log_d, &self.delta.log_g, &self.conv.log_x)
+        bind_call(&self.conv.call, self.conv_arrays, step, cu_seqlens)
+        bind_call(&self.delta.call, self.delta_arrays, step, cu_seqlens)
 
     def convolve(self):
         """qkv = silu(conv(qkv)), the ring's window with it."""

@@ -121,9 +121,9 @@ cdef class StateRing:
 
     @property
     def extents(self):
-        """Of one layer, as `create` takes them: H_k, H_v, S_k, S_v, per_channel, conv_channels, conv_width."""
+        """Of one layer, as `create` takes them: H_k, H_v, S_k, S_v, per_channel, head_map, conv_channels, conv_width."""
         return {"H_k": self.H_k, "H_v": self.H_v, "S_k": self.S_k, "S_v": self.S_v, "per_channel": self.per_channel,
-                "conv_channels": self.conv_channels, "conv_width": self.conv_width}
+                "head_map": self.head_map, "conv_channels": self.conv_channels, "conv_width": self.conv_width}
 
     @property
     def nbytes(self):
@@ -369,8 +369,6 @@ cdef class StateRing:
         cdef gdn_status status = ring_log(self.ring, as_int64(layer, "layer"), &k, &d, &g, &x)
         if status == GDN_ERR_VALUE:
             raise ValueError("a ring of form 'planes' has no log")
-        from gdn import TokenLog
-
         keys, values, gates = (part.numpy()[0] for part in (self.view_of(layer, status, &k), self.view_of(layer, status, &d),
                                                             self.view_of(layer, status, &g)))
         inputs = self.view_of(layer, status, &x).numpy()[0, 0] if self.conv_channels else None
