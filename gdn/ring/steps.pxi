@@ -106,7 +106,7 @@ cdef void choose_early(gdn_ring_header *ring, fold_demand *demand) noexcept nogi
     for k in range(AHEAD):
         so_far += demand.by_left[k]
         demand.early = max(demand.early, so_far - (k + 1) * ring.n_spare)
-    demand.early = min(demand.early, ring.n_spare_free - demand.must)
+    demand.early = max(0, min(demand.early, ring.n_spare_free - demand.must))
     demand.last, demand.of_last = 0, demand.early
     while demand.last < AHEAD and demand.of_last > demand.by_left[demand.last]:
         demand.of_last -= demand.by_left[demand.last]
@@ -146,7 +146,7 @@ cdef void enlist_log(gdn_ring_header *ring, gdn_ring_step *step, int64_t i, int6
     step.rows_in[i] = NOWHERE if fresh or r.zero else r.row
     if p.folds:
         r.new_row = r.row
-        if p.borrows:
+        if p.borrows and ring.n_spare_free > 0:      # else begin gives up
             ring.n_spare_free -= 1
             r.new_row = spares(ring)[ring.n_spare_free]
         add_checkpoint(step, i, p.at, r.new_row)
@@ -272,7 +272,7 @@ cdef gdn_status begin_locked(gdn_ring_header *ring, gdn_ring_step *s) noexcept n
         if parents != NULL:
             parents += s.n_tokens[i]
     if demand.must > ring.n_spare_free:
-        return GDN_ERR_SPARE if demand.must > ring.n_spare else GDN_ERR_BUSY
+        status = GDN_ERR_SPARE if demand.must > ring.n_spare else GDN_ERR_BUSY
     choose_early(ring, &demand)
     parents = s.parents
     begin_change(ring)
@@ -287,6 +287,8 @@ cdef gdn_status begin_locked(gdn_ring_header *ring, gdn_ring_step *s) noexcept n
         if parents != NULL:
             parents += s.n_tokens[i]
         last = chain(ring, s, last, slot)
+    if status != GDN_OK:
+        return give_up(ring, s, NOWHERE, status)
     for i in range(s.n_forks):
         status = fork(ring, s, i, id, &last)
         if status != GDN_OK:
