@@ -1,8 +1,8 @@
 # The start of either face, and the function table: the capsule gdn._core.api and the address gdn.capi.
 #
-# Needs: parallel.pxi (gdn_affinity, gdn_watch_forks, gdn_within_quota), dispatch.pxi (load_level), delta.pxi (c_gated_delta_net,
-# c_gated_delta_net_scratch_size), conv.pxi (c_causal_conv1d, c_causal_conv1d_scratch_size), rowwise.pxi (c_decay_gate,
-# c_l2_norm, c_rms_norm_gated, c_solve_tri).
+# Needs: parallel.pxi (gdn_affinity, gdn_set_parallel_for, gdn_watch_forks, gdn_within_quota), dispatch.pxi (load_level),
+# delta.pxi (c_gated_delta_net, c_gated_delta_net_scratch_size), conv.pxi (c_causal_conv1d, c_causal_conv1d_scratch_size),
+# rowwise.pxi (c_decay_gate, c_l2_norm, c_rms_norm_gated, c_solve_tri).
 
 cdef public void gdn_core_start(const void *level_table, gdn_api *table) noexcept nogil:
     """Take a level's kernels and fill this module's members of the table.  Whoever loads the library calls it once, before
