@@ -135,7 +135,7 @@ def test_records_that_contradict_each_other_are_refused():
     ring.acquire(0)
     ring.begin([0], [2]).commit(written=True)
     for name, value in (("row", 1), ("row", 6), ("n_log", 3), ("n_log", 17), ("first", 20), ("new_row", 4), ("zero", 2),
-                        ("order", 2), ("n_tree", 5), ("n_kept", 4)):
+                        ("order", 2), ("n_tree", 5)):
         bent = bytearray(buffer)
         fields(bent)[1][name][0] = value
         with pytest.raises(ValueError, match="damaged"):

@@ -20,9 +20,9 @@ import gdn
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX processes")
 
 
-def shared(n_slots, n_rollback=1, spare=None):
-    memory = mmap.mmap(-1, gdn.StateRing.nbytes_for(n_slots, n_rollback, spare=spare, **EXTENTS))
-    return memory, gdn.StateRing.create(n_slots, n_rollback, spare=spare, buffer=memory, **EXTENTS)
+def shared(n_slots, n_rollback=1, **options):
+    memory = mmap.mmap(-1, gdn.StateRing.nbytes_for(n_slots, n_rollback, **options, **EXTENTS))
+    return memory, gdn.StateRing.create(n_slots, n_rollback, buffer=memory, **options, **EXTENTS)
 
 
 def wait():

@@ -86,9 +86,10 @@ cdef bint record_is_sound(gdn_ring_header *ring, int64_t slot) noexcept nogil:
         return True
     if not (0 <= r.row < ring.n_rows and -1 <= r.new_row < ring.n_rows and 0 <= r.zero <= 1 and 0 <= r.order <= 1
             and 0 <= r.first < ring.n_entries and 0 <= r.n_log <= ring.log_capacity and r.n_log <= r.position
-            and 0 <= r.n_kept <= r.n_log and 0 <= r.n_new <= ring.n_entries - r.n_log and 0 <= r.n_tree <= n_tree
-            and 0 <= r.tree <= 1 and r.n_log + r.n_tree <= ring.log_capacity
-            and (r.mark != GDN_MARK_NONE or r.new_row == NOWHERE)):
+            and 0 <= r.n_tree <= n_tree and r.n_log + r.n_tree <= ring.log_capacity and 0 <= r.tree <= 1):
+        return False
+    if r.new_row != NOWHERE if r.mark == GDN_MARK_NONE else not (
+            0 <= r.n_kept <= r.n_log and 0 <= r.n_new <= ring.n_entries - r.n_log):
         return False
     for i in range(2 * <int64_t>ring.n_entries):
         if not 0 <= places[i] < ring.n_entries:
