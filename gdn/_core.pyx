@@ -5,6 +5,10 @@ import os
 
 import numpy as np
 
+from gdn import _arguments
+from gdn._arguments import flag, integer
+from gdn._errors import RingBusyError, RingFullError, StateLostError
+
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.math cimport isfinite, sqrtf
@@ -14,7 +18,7 @@ from numpy cimport NPY_INT64, PyArray_DATA, PyArray_ISCARRAY_RO, PyArray_ISWRITE
 
 from gdn._c cimport *
 from gdn._checked cimport span_of
-from gdn._tensor cimport Tensor, as_array, check_overlap, fit, is_masked, to_c
+from gdn._tensor cimport Tensor, as_array, check_overlap, fit, to_c
 from gdn.kernels.level cimport *
 
 cnp.import_array()

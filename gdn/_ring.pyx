@@ -8,6 +8,10 @@ import os
 
 import numpy
 
+from gdn._arguments import flag, integer, integers
+from gdn._core import EXCEPTIONS
+from gdn._errors import RingBusyError
+
 cimport cython
 from cpython.buffer cimport (
     PyBUF_FORMAT,

@@ -19,6 +19,8 @@ from gdn._c cimport GDN_TYPE_BF16, GDN_TYPE_F16, GDN_TYPE_F32, GDN_TYPE_I32, gdn
 
 import numpy
 
+from gdn._arguments import integer
+
 cdef extern from "Python.h":
     bint Py_IsInitialized() nogil
 
@@ -73,15 +75,12 @@ cdef int span(int n, const int64_t *ne, const int64_t *nb, int64_t size, str nam
 cdef tuple integers(object values, str name):
     """Up to four Python ints within int64."""
     try:
-        result = tuple([value.__index__() for value in values])
-    except (AttributeError, TypeError):
+        values = tuple(values)
+    except TypeError:
         raise TypeError(f"{name} must be a sequence of integers, got {values!r}") from None
-    if len(result) > 4:
-        raise ValueError(f"{name} may have at most 4 entries, got {result}")
-    for value in result:
-        if not -INT64_MAX <= value <= INT64_MAX:
-            raise ValueError(f"{name} must fit into 63 bits, got {result}")
-    return result
+    if len(values) > 4:
+        raise ValueError(f"{name} may have at most 4 entries, got {values}")
+    return tuple([integer(value, name, -INT64_MAX) for value in values])
 
 
 cdef int fill(gdn_tensor *t, object ne, object nb) except -1:

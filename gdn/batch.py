@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from gdn._arguments import integers
+
 __all__ = ["Batch"]
 
 
@@ -116,19 +118,14 @@ class Batch:
 
 
 def _integers(values, name):
+    """One entry a token, the batch's own."""
     several = f"{name} must hold one entry a token"
     if name == "seq_ids":
         several += "; a token of several sequences is not one token: ring.copy forks one"
     try:
-        array = np.asarray(values)
+        array = integers(values, name)
     except ValueError as error:
-        raise ValueError(several) from error
+        raise ValueError(f"{error}; {several}") from error
     if array.ndim != 1:
         raise ValueError(f"{several}; got shape {array.shape}")
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} must fit in 64 signed bits, got {array.max()}")
-    return np.array(array, np.int64)
+    return array.copy()

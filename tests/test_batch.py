@@ -46,7 +46,7 @@ def test_ids_are_checked():
         with pytest.raises(ValueError, match="ring.copy"):
             gdn.Batch(bad)
     for bad in ([1.0, 2.0], ["a"], [None]):
-        with pytest.raises(TypeError, match="seq_ids must be integers"):
+        with pytest.raises(TypeError, match="seq_ids must hold integers"):
             gdn.Batch(bad)
     with pytest.raises(ValueError, match="positions must hold one entry a token; got shape"):
         gdn.Batch([1], [[0]])

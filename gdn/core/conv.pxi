@@ -105,9 +105,9 @@ def causal_conv1d(x, weight, bias=None, state=None, *, activation="silu", snapsh
     weight      (channels, width), width >= 1;  bias (channels,) or None
     state       (n_seqs, channels, width - 1): the last inputs, oldest first (ggml's layout); None is zeros
     activation  "silu" or None
-    snapshots   K >= 1: the returned state has a leading axis of min(K, longest sequence), at least 1; slot s is the
-                window s tokens before the end.  Slots older than their sequence are zeros in an allocated array and
-                left untouched in a given state_out, which may have more slots.
+    snapshots   K >= 1: the returned state has a leading axis of min(K, longest sequence), at least 1; snapshot s is
+                the window s tokens before the end.  Snapshots older than their sequence are zeros in an allocated array and
+                left untouched in a given state_out, which may have more of them.
     cu_seqlens  (n_seqs + 1,) integers from 0 to the total: the sequences lie packed in arrays of n_seqs = 1
     state_out   may be exactly state; nothing else may overlap
 
@@ -137,7 +137,7 @@ def causal_conv1d_inplace(x, weight, bias, cache, rows_in, rows_out=None, *, act
 
     cache       (n_rows, channels, width - 1) float32, any strides, written in place
     rows_in     (n_seqs,) integers: the row every sequence starts from, -1 = zeros
-    rows_out    (n_seqs,) or (n_seqs, K): where slot s, the window s tokens before the end, goes; -1 = nowhere; slots
+    rows_out    (n_seqs,) or (n_seqs, K): where snapshot s, the window s tokens before the end, goes; -1 = nowhere; those
                 older than their sequence leave their row untouched.  Default: rows_in.
 
     log, log_in, log_out, parents, checkpoints    as in :func:`gated_delta_net_inplace`, on the log's x: a token's window

@@ -1,7 +1,8 @@
 # The delta rule: a call checked and planned, and its Python faces.
 #
-# Needs: status.pxi, parallel.pxi (choose_threads, threads_argument), dispatch.pxi (level), cache_rows.pxi, states.pxi
-# (CallArrays, call_on_states, fill_cache, fill_call, fill_states), log.pxi.
+# Needs: status.pxi (check_counts, check_eps, check_option, check_tensor, choice, float_argument), parallel.pxi (choose_threads,
+# threads_argument), dispatch.pxi (level), cache_rows.pxi, states.pxi (CallArrays, call_on_states, fill_cache, fill_call,
+# fill_states), log.pxi.
 
 cdef gdn_status check_delta(const gdn_delta_net_args *a, state_call *c, bint in_place) noexcept nogil:
     """Every check of a call but its rows; fills the job's extents and options."""
@@ -119,9 +120,9 @@ cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l
     a.head_map = choice(HEAD_MAPS, head_map, "head_map")
     a.mode = choice(MODES, mode, "mode")
     a.flags = choice(L2_FORMS, l2_form, "l2_form")
-    if flag_argument(qk_l2norm, "qk_l2norm"):
+    if flag(qk_l2norm, "qk_l2norm"):
         a.flags |= GDN_QK_L2NORM
-    if flag_argument(beta_logit, "beta_logit"):
+    if flag(beta_logit, "beta_logit"):
         a.flags |= GDN_BETA_LOGIT
     if scale is not None:
         a.flags |= GDN_SCALE_GIVEN
@@ -194,9 +195,9 @@ def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, 
     head_map    which key head value head h reads: "tiled" h % H_k (ggml, GGUF qwen35), "interleaved" h // (H_v // H_k)
                 (transformers, FLA, ik_llama.cpp); required when H_v != H_k
     mode        "chunked", "recurrent" (token by token) or "auto", the faster one
-    snapshots   K >= 1: the returned state has a leading axis of min(K, longest sequence), at least 1; slot s is the
-                state s tokens before the end.  Slots older than their sequence are zeros in an allocated array and
-                left untouched in a given state_out, which may have more slots.
+    snapshots   K >= 1: the returned state has a leading axis of min(K, longest sequence), at least 1; snapshot s is
+                the state s tokens before the end.  Snapshots older than their sequence are zeros in an allocated array and
+                left untouched in a given state_out, which may have more of them.
     cu_seqlens  (n_seqs + 1,) integers from 0 to the total: the sequences lie packed in arrays of n_seqs = 1
     qk_l2norm   divide q and k rows by sqrt(sum x^2 + l2_eps) first (l2_form="sum"), or by max(||x||, l2_eps) ("max")
     beta_logit  beta holds logits: sigmoid is applied
@@ -235,8 +236,8 @@ def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, 
     cache       (n_rows, H_v, S_v, S_k) float32, any strides (``swapaxes(-1, -2)`` of a [key][value] cache), written
                 in place
     rows_in     (n_seqs,) integers: the row every sequence starts from, -1 = zeros
-    rows_out    (n_seqs,) or (n_seqs, K): the row where slot s, the state s tokens before the end, goes; -1 = nowhere.
-                A slot older than its sequence leaves its row untouched.  Default: rows_in.
+    rows_out    (n_seqs,) or (n_seqs, K): the row where snapshot s, the state s tokens before the end, goes; -1 = nowhere.
+                A snapshot older than its sequence leaves its row untouched.  Default: rows_in.
 
     log         a :class:`TokenLog`, whose entries stand for states that were never written
     log_in      (n_seqs, any number) integers: entries on top of the row in rows_in, oldest first, -1 behind the last.

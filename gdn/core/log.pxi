@@ -1,6 +1,6 @@
 # The token log of a call on states, its trees and checkpoints: checks of the lists, and their Python face.
 #
-# Needs: status.pxi (check_tensor, flag_argument), cache_rows.pxi, states.pxi (CallArrays, integers).
+# Needs: status.pxi (check_tensor), cache_rows.pxi, states.pxi (CallArrays, integers).
 
 cdef bint has_lists(const gdn_call *a) noexcept nogil:
     return a.log_in != NULL or a.log_out != NULL or a.parents != NULL or a.checkpoints != NULL
@@ -147,6 +147,9 @@ cdef gdn_status check_checkpoints(const state_call *c) noexcept nogil:
 
 # ---- the Python face -------------------------------------------------------------------------------------------
 
+cdef object MOST_EXTENT = 2**48 - 1
+
+
 cdef class TokenLog:
     """One layer's token log: entries from which the states since a kept one follow, S <- exp(g) S + k d^T.
 
@@ -180,10 +183,11 @@ cdef class TokenLog:
     @staticmethod
     def allocate(n_entries, *, H_k, H_v, S_k, S_v, per_channel=False, channels=0):
         """A log of n_entries of zeros; per_channel as g is in the calls, channels of the convolution, 0 = no x."""
-        n = extent(n_entries, "n_entries", 0)
-        H_k, H_v, S_k, S_v = (extent(y, name, 1) for y, name in ((H_k, "H_k"), (H_v, "H_v"), (S_k, "S_k"), (S_v, "S_v")))
-        channels = extent(channels, "channels", 0)
-        g = (n, H_v, S_k) if flag_argument(per_channel, "per_channel") else (n, H_v)
+        n = integer(n_entries, "n_entries", 0, MOST_EXTENT)
+        H_k, H_v, S_k, S_v = (integer(y, name, 1, MOST_EXTENT)
+                              for y, name in ((H_k, "H_k"), (H_v, "H_v"), (S_k, "S_k"), (S_v, "S_v")))
+        channels = integer(channels, "channels", 0, MOST_EXTENT)
+        g = (n, H_v, S_k) if flag(per_channel, "per_channel") else (n, H_v)
         return TokenLog(np.zeros((n, H_k, S_k), np.float32), np.zeros((n, H_v, S_v), np.float32), np.zeros(g, np.float32),
                         np.zeros((n, channels), np.float32) if channels else None)
 
@@ -195,14 +199,6 @@ cdef class TokenLog:
     def __repr__(self):
         return (f"TokenLog({self.k.shape[0]} entries, k {(<object>self.k).shape[1:]}, d {(<object>self.d).shape[1:]}, "
                 f"g {(<object>self.g).shape[1:]}, x {None if self.x is None else (<object>self.x).shape[1:]})")
-
-
-cdef int64_t extent(value, str name, int64_t least) except -1:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-    if not least <= value < 2**48:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
 
 
 cdef int fill_log(gdn_call *c, CallArrays arrays, log, log_in, log_out, parents, checkpoints, int64_t n_tokens) except -1:

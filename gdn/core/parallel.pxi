@@ -1,6 +1,6 @@
 # Threads: how many a call gets, and the loop over its work items.  Used by the Python and the C face alike.
 #
-# Needs: status.pxi (count_argument), level.pxd (gdn_item_fn).
+# Needs: level.pxd (gdn_item_fn).
 
 cdef extern from "parallel.h" nogil:
     int GDN_OPENMP
@@ -114,7 +114,7 @@ def get_num_threads():
 
 cdef int32_t threads_argument(n_threads) except -1:
     """n_threads of a call; None is 0, the default."""
-    return 0 if n_threads is None else <int32_t>min(count_argument(n_threads, "n_threads"), <int64_t>65536)
+    return 0 if n_threads is None else <int32_t>min(integer(n_threads, "n_threads", 1), 65536)
 
 
 def within_quota(int n_cpus, str root, str membership):

@@ -1,6 +1,7 @@
 # The row-wise kernels and the triangular solve: `plan_*` checks a call and fills its job, `run_*` runs it.
 #
-# Needs: status.pxi, parallel.pxi (choose_threads, run_items, threads_argument), dispatch.pxi (level), delta.pxi (add_unit_axis).
+# Needs: status.pxi (check, check_eps, check_option, check_tensor, choice, float_argument), parallel.pxi (choose_threads,
+# run_items, threads_argument), dispatch.pxi (level), delta.pxi (add_unit_axis).
 
 cdef struct rowwise_call:
     gdn_rowwise_job job
@@ -310,7 +311,7 @@ def solve_tri(a, b, *, lower=True, unit=False, out=None, n_threads=None):
     cdef ndarray y = output_like(b_, out)
     cdef gdn_tensor c_a, c_b, c_out
     cdef gdn_solve_job job
-    cdef int32_t c_lower = flag_argument(lower, "lower"), c_unit = flag_argument(unit, "unit")
+    cdef int32_t c_lower = flag(lower, "lower"), c_unit = flag(unit, "unit")
     cdef int32_t threads = threads_argument(n_threads)
     if a_.ndim < 2 or b_.ndim < 2:
         raise ValueError(f"a and b must have at least 2 axes, got shapes {(<object>a_).shape} and {(<object>b_).shape}")

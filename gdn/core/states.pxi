@@ -1,7 +1,7 @@
 # Python's states, rows, packed lengths and scratch: what the faces of the delta rule and of the convolution share.
 #
-# Needs: status.pxi (check, count_argument), scratch.pxi (arena, arena_give, arena_take), cache_rows.pxi (plan_fn, run_call,
-# scratch_bytes, state_call).
+# Needs: status.pxi (check), scratch.pxi (arena, arena_give, arena_take), cache_rows.pxi (plan_fn, run_call, scratch_bytes,
+# state_call).
 
 cdef class CallArrays:
     """The arrays of one call, kept alive while C holds their addresses."""
@@ -45,7 +45,7 @@ cdef int fill_call(gdn_call *c, CallArrays arrays, cu_seqlens, int64_t n_batch) 
 
 cdef int fill_states(gdn_call *c, CallArrays arrays, state, state_out, snapshots, tuple shape, int64_t n_tokens) except -1:
     """The states given and wanted, `shape` those of one snapshot of all sequences."""
-    cdef int64_t n_snapshots = 1 if snapshots is None else count_argument(snapshots, "snapshots")
+    cdef int64_t n_snapshots = 1 if snapshots is None else integer(snapshots, "snapshots", 1)
     if state is not None:
         arrays.state = fit(state, "state", len(shape), False)
         to_c(arrays.state, &c.state)
@@ -98,27 +98,19 @@ cdef int check_outputs(CallArrays c, bint in_place) except -1:
 
 
 cdef ndarray integers(obj, str name, error):
-    """An int64 contiguous array of integers, the object's own memory where that is one already."""
+    """An int64 contiguous array of at least one axis, the object's own memory where that is one already."""
     cdef ndarray x
-    if is_masked(obj):
-        raise TypeError(f"{name} must not be a masked array")
-    x = obj if type(obj) is ndarray else np.asarray(obj)
-    if isinstance(obj, Tensor):
-        if (<Tensor>obj).t.type != GDN_TYPE_I32:
+    if type(obj) is not ndarray or PyArray_TYPE(obj) != NPY_INT64 or not PyArray_ISCARRAY_RO(obj):
+        if isinstance(obj, Tensor) and (<Tensor>obj).t.type != GDN_TYPE_I32:
             raise TypeError(f"{name} must hold integers, got a Tensor of {obj.type}")
-        while x.ndim > 1 and x.shape[0] == 1:
+        x = _arguments.integers(obj, name, error)
+        while isinstance(obj, Tensor) and x.ndim > 1 and x.shape[0] == 1:
             x = x[0]
+    else:
+        x = obj
     if x.ndim == 0:
-        raise (ValueError if (<object>x).dtype.kind in "iu" else TypeError)(f"{name} must be an array, got {obj!r}")
-    if PyArray_TYPE(x) == NPY_INT64 and PyArray_ISCARRAY_RO(x):
-        return x
-    if (<object>x).dtype.kind == "O" and all([type(i) is int for i in (<object>x).flat]):
-        raise error(f"{name} holds integers beyond int64")
-    if (<object>x).dtype.kind not in "iu" and x.size > 0:
-        raise TypeError(f"{name} must hold integers, got {(<object>x).dtype}")
-    if (<object>x).dtype == np.uint64 and x.size > 0 and (<object>x).max() > 2**63 - 1:
-        raise error(f"{name}: {(<object>x).max()} is beyond int64")
-    return np.ascontiguousarray(x, np.int64)
+        raise ValueError(f"{name} must be an array, got {obj!r}")
+    return x
 
 
 cdef ndarray rows_argument(obj, str name, int64_t n_seqs, int max_ndim):

@@ -39,7 +39,9 @@ cdef extern from *:
     const char *c_status_string "gdn_status_string"(gdn_status status) noexcept nogil
 
 
-EXCEPTIONS = {GDN_ERR_TYPE: TypeError, GDN_ERR_ROW: IndexError}       # of a status; any other is a ValueError
+# Of a status, in calls and in rings; any other is a ValueError.
+EXCEPTIONS = {GDN_ERR_TYPE: TypeError, GDN_ERR_ROW: IndexError, GDN_ERR_UNKNOWN: KeyError, GDN_ERR_FULL: RingFullError,
+              GDN_ERR_LOST: StateLostError, GDN_ERR_BUSY: RingBusyError, GDN_ERR_LOCKED: RingBusyError}
 
 
 cdef int check(gdn_status status) except -1:
@@ -57,22 +59,6 @@ cdef int32_t choice(dict values, value, str name) except? -1:
         return values[value]
     except (KeyError, TypeError):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, values))}, got {value!r}") from None
-
-
-cdef int64_t count_argument(value, str name) except -1:
-    """An integer of at least 1."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return min(value, 2**62)
-
-
-cdef bint flag_argument(value, str name) except -1:
-    """True or False: a word that was meant as an option is not a yes."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
 
 
 cdef float float_argument(value, str name) except? -1:

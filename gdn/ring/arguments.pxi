@@ -8,42 +8,14 @@ cdef dict LEAST = {"n_rollback": 0, "conv_channels": 0, "spare": 0}          # o
 cdef tuple OPTIONAL = ("spare", "log_capacity", "n_spare", "H_k")
 
 
-cdef int64_t as_int64(object value, str name) except? -1:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = value.__index__()
-    except (AttributeError, TypeError):
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if not -INT64_MAX - 1 <= number <= INT64_MAX:
-        raise ValueError(f"{name} must fit into 64 bits, got {number}")
-    return number
-
-
-cdef bint as_bool(object value, str name) except -1:
-    if not isinstance(value, (bool, numpy.bool_)):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
-cdef ndarray as_int64s(object values, str name, int64_t n):
-    """A fresh contiguous int64 array of n entries (-1: any number)."""
-    try:
-        array = numpy.array(values, ndmin=1)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a list of integers: {error}") from error
+cdef ndarray int64s(object values, str name, int64_t n):
+    """An int64 array of n entries (-1: any number), the ring's own: the caller may go on to change what he gave."""
+    array = numpy.array(integers(values, name), ndmin=1)
     if array.ndim != 1:
         raise ValueError(f"{name} must be a list of integers, got shape {array.shape}")
-    if array.size and array.dtype.kind not in "iu":
-        if array.dtype.kind == "O":           # Python integers over 64 bits, or no numbers
-            for value in array:
-                as_int64(value, name)
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    if array.dtype == numpy.uint64 and array.size and array.max() > INT64_MAX:
-        raise ValueError(f"{name} must fit into 64 bits, got {array.max()}")
     if n >= 0 and array.size != n:
         raise ValueError(f"{name} must have one entry per sequence: {array.size} for {n} sequences")
-    return array if array.dtype == numpy.int64 else array.astype(numpy.int64)
+    return array
 
 
 cdef int open_buffer(object buffer, Py_buffer *view, int flags, str name) except -1:
@@ -66,42 +38,23 @@ cdef int open_ring_memory(object buffer, Py_buffer *view) except -1:
 
 # ---------------------------------------------------------------- refused calls
 
-class RingFullError(RuntimeError):
-    """Every slot of the ring holds a sequence."""
-
-
-class RingBusyError(ValueError):
-    """Somebody else has what the call needs: the sequence is in a step, being read or filled, or there already; the spare
-    rows are in others' steps; or a living process does not let go of the ring's lock."""
-
-
-class StateLostError(RuntimeError):
-    """The sequence's state was overwritten by a step that never committed; reset, load or release it."""
-
-
 cdef str BUSY = "in a step (this or another), or being copied, saved or filled"
+cdef dict REFUSALS = {
+    GDN_ERR_UNKNOWN: "sequence {id} is not in the ring",
+    GDN_ERR_FULL: "no slot for sequence {id}: all {n_slots} slots of the ring are taken",
+    GDN_ERR_LOST: "the state of sequence {id} was lost in a step that did not commit: reset, load or release it",
+    GDN_ERR_LOCKED: "the ring's lock is held by a process that does not let go",
+    GDN_ERR_BUSY: "sequence {id} is already {busy}",
+    GDN_ERR_PENDING: "the tree of sequence {id} waits for accept",
+    GDN_ERR_VALUE: "seq_id -1 is reserved for padding"}
 
 
 cdef int refuse(StateRing ring, gdn_status status, int64_t seq_id, str busy=BUSY) except -1:
     """The exception for a status other than GDN_OK."""
     if status == GDN_OK:
         return 0
-    if status == GDN_ERR_UNKNOWN:
-        raise KeyError(f"sequence {seq_id} is not in the ring")
-    if status == GDN_ERR_FULL:
-        raise RingFullError(f"no slot for sequence {seq_id}: all {ring.ring.n_slots} slots of the ring are taken")
-    if status == GDN_ERR_LOST:
-        raise StateLostError(f"the state of sequence {seq_id} was lost in a step that did not commit: "
-                             f"reset, load or release it")
-    if status == GDN_ERR_LOCKED:
-        raise RingBusyError("the ring's lock is held by a process that does not let go")
-    if status == GDN_ERR_BUSY:
-        raise RingBusyError(f"sequence {seq_id} is already {busy}")
-    if status == GDN_ERR_PENDING:
-        raise ValueError(f"the tree of sequence {seq_id} waits for accept")
-    if status == GDN_ERR_VALUE:
-        raise ValueError("seq_id -1 is reserved for padding")
-    raise ValueError(f"the ring refused with status {<int>status}")
+    text = REFUSALS.get(status, f"the ring refused with status {<int>status}")
+    raise EXCEPTIONS.get(status, ValueError)(text.format(id=seq_id, n_slots=ring.n_slots, busy=busy))
 
 
 # ---------------------------------------------------------------- making a ring
@@ -116,11 +69,10 @@ cdef gdn_ring_params ring_params(dict extents, form, per_channel, head_map, dtyp
     if dtype != "f32":
         raise TypeError(f"dtype must be 'f32', got {dtype!r}")
     for name, value in extents.items():
-        least = LEAST.get(name, 1)
-        number = (-1 if name == "spare" else 0) if value is None and name in OPTIONAL else as_int64(value, name)
-        if not (least <= number <= INT32_MAX or (value is None and name in OPTIONAL)):
-            raise ValueError(f"{name} must be {least} to {INT32_MAX}, got {number}")
-        numbers[name] = number
+        if value is None and name in OPTIONAL:
+            numbers[name] = -1 if name == "spare" else 0
+        else:
+            numbers[name] = integer(value, name, LEAST.get(name, 1), INT32_MAX)
     check_form(form, extents, numbers)
     memset(&p, 0, sizeof(p))
     p.size = sizeof(gdn_ring_params)
@@ -128,8 +80,8 @@ cdef gdn_ring_params ring_params(dict extents, form, per_channel, head_map, dtyp
     p.H_k, p.H_v, p.S_k, p.S_v = numbers["H_k"], numbers["H_v"], numbers["S_k"], numbers["S_v"]
     p.conv_channels, p.conv_width, p.spare = numbers["conv_channels"], numbers["conv_width"], numbers["spare"]
     p.form, p.log_capacity, p.n_spare = FORMS[form], numbers["log_capacity"], numbers["n_spare"]
-    p.per_channel, p.head_map, p.dtype = as_bool(per_channel, "per_channel"), HEAD_MAPS[head_map], GDN_TYPE_F32
-    p.tag = as_tag(tag)
+    p.per_channel, p.head_map, p.dtype = flag(per_channel, "per_channel"), HEAD_MAPS[head_map], GDN_TYPE_F32
+    p.tag = integer(tag, "tag", 0, 2**64 - 1)
     return p
 
 
@@ -149,15 +101,6 @@ cdef int check_form(str form, dict given, dict numbers) except -1:
     if numbers["n_spare"] > numbers["n_slots"]:
         raise ValueError(f"n_spare must be 1 to n_slots = {numbers['n_slots']}, got {numbers['n_spare']}")
     return 0
-
-
-cdef uint64_t as_tag(object tag) except? 0:
-    if isinstance(tag, bool) or not hasattr(tag, "__index__"):
-        raise TypeError(f"tag must be an integer, got {tag!r}")
-    number = tag.__index__()
-    if not 0 <= number < 2**64:
-        raise ValueError(f"tag must be 0 to 2^64 - 1, got {number}")
-    return number
 
 
 cdef size_t ring_bytes(const gdn_ring_params *p) except 0:

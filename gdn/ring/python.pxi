@@ -141,10 +141,10 @@ cdef class StateRing:
         RingFullError: no slot is free.  RingBusyError: seq_id is acquired already, or the slot taken.  IndexError: no such
         slot.  ValueError: seq_id is -1 (padding's) or needs more than 64 bits.
         """
-        cdef int64_t id = as_int64(seq_id, "seq_id"), chosen = NOWHERE
+        cdef int64_t id = integer(seq_id, "seq_id"), chosen = NOWHERE
         cdef gdn_status status
         if slot is not None:
-            chosen = as_int64(slot, "slot")
+            chosen = integer(slot, "slot")
             if not 0 <= chosen < self.ring.n_slots:
                 raise IndexError(f"slot {chosen} is outside the ring's {self.ring.n_slots} slots")
         with nogil:
@@ -156,7 +156,7 @@ cdef class StateRing:
 
     def release(self, seq_id):
         """Give the sequence's slot back.  A lost sequence may be released, and one whose tree waits."""
-        cdef int64_t id = as_int64(seq_id, "seq_id")
+        cdef int64_t id = integer(seq_id, "seq_id")
         cdef gdn_status status
         with nogil:
             status = ring_release(self.ring, id)
@@ -164,7 +164,7 @@ cdef class StateRing:
 
     def reset(self, seq_id):
         """Zero state, position 0, nothing to roll back.  A lost sequence may be reset, and one whose tree waits."""
-        cdef int64_t id = as_int64(seq_id, "seq_id")
+        cdef int64_t id = integer(seq_id, "seq_id")
         cdef gdn_status status
         with nogil:
             status = ring_reset(self.ring, id)
@@ -203,8 +203,8 @@ cdef class StateRing:
         Until then position is the one before the step, and begin, rollback, copy and save of the sequence are ValueErrors.
         ValueError: no such path, or no tree waits.
         """
-        cdef int64_t id = as_int64(seq_id, "seq_id")
-        cdef ndarray path = as_int64s(tokens, "tokens", -1)
+        cdef int64_t id = integer(seq_id, "seq_id")
+        cdef ndarray path = int64s(tokens, "tokens", -1)
         cdef const int64_t *p = <const int64_t *>PyArray_DATA(path)
         cdef int64_t n = path.shape[0]
         cdef gdn_status status
@@ -216,7 +216,7 @@ cdef class StateRing:
 
     def rollback(self, seq_id, n):
         """Take the last n tokens back; no state is moved.  ValueError: n is negative, above `max_rollback`, or a tree waits."""
-        cdef int64_t id = as_int64(seq_id, "seq_id"), count = as_int64(n, "n")
+        cdef int64_t id = integer(seq_id, "seq_id"), count = integer(n, "n")
         cdef gdn_status status
         with nogil:
             status = ring_rollback(self.ring, id, count)
@@ -235,8 +235,8 @@ cdef class StateRing:
         acquired already, or src_seq in a step.  RingFullError: no slot is free.  ValueError: a tree of src_seq waits, or the
         ring was not told the head_map that folding needs.
         """
-        cdef int64_t src = as_int64(src_seq, "src_seq"), dst = as_int64(dst_seq, "dst_seq")
-        cdef bint deep = as_bool(depth, "depth")
+        cdef int64_t src = integer(src_seq, "src_seq"), dst = integer(dst_seq, "dst_seq")
+        cdef bint deep = flag(depth, "depth")
         cdef gdn_status status
         with nogil:
             status = copy_sequence(self.ring, src, dst, deep)
@@ -254,7 +254,7 @@ cdef class StateRing:
 
     cdef gdn_ring_slot committed(self, seq_id, int64_t *slot, bint lost) except *:
         """The sequence's record as `query` gives it; a lost one only where `lost` allows it."""
-        cdef int64_t id = as_int64(seq_id, "seq_id")
+        cdef int64_t id = integer(seq_id, "seq_id")
         cdef gdn_ring_slot r
         cdef gdn_status status
         with nogil:
@@ -309,8 +309,8 @@ cdef class StateRing:
 
         Errors as of `copy`.
         """
-        cdef int64_t id = as_int64(seq_id, "seq_id")
-        cdef bint deep = as_bool(depth, "depth")
+        cdef int64_t id = integer(seq_id, "seq_id")
+        cdef bint deep = flag(depth, "depth")
         cdef size_t nbytes
         cdef gdn_status status = GDN_ERR_SCRATCH
         cdef char *to
@@ -334,7 +334,7 @@ cdef class StateRing:
 
         RingBusyError: seq_id is acquired already.  RingFullError: no slot is free.
         """
-        cdef int64_t id = as_int64(seq_id, "seq_id")
+        cdef int64_t id = integer(seq_id, "seq_id")
         cdef gdn_status status
         cdef Py_buffer view
         open_buffer(data, &view, PyBUF_SIMPLE, "data")
@@ -353,12 +353,12 @@ cdef class StateRing:
         Rows: plane * n_slots + slot, or in form "log" a row for each slot and n_spare more.  IndexError: no such layer.
         """
         cdef gdn_tensor t
-        return self.view_of(layer, ring_ssm(self.ring, as_int64(layer, "layer"), &t), &t)
+        return self.view_of(layer, ring_ssm(self.ring, integer(layer, "layer"), &t), &t)
 
     def conv(self, layer):
         """A layer's convolution states, zero-copy: a Tensor of ne (conv_width - 1, conv_channels, 1, rows); rows as of ssm."""
         cdef gdn_tensor t
-        return self.view_of(layer, ring_conv(self.ring, as_int64(layer, "layer"), &t), &t)
+        return self.view_of(layer, ring_conv(self.ring, integer(layer, "layer"), &t), &t)
 
     def log(self, layer):
         """A layer's `TokenLog` (form "log"), zero-copy: n_slots * (log_capacity + n_rollback + 1) entries, float32.
@@ -366,7 +366,7 @@ cdef class StateRing:
         IndexError: no such layer.  ValueError: a ring in plane form.
         """
         cdef gdn_tensor k, d, g, x
-        cdef gdn_status status = ring_log(self.ring, as_int64(layer, "layer"), &k, &d, &g, &x)
+        cdef gdn_status status = ring_log(self.ring, integer(layer, "layer"), &k, &d, &g, &x)
         if status == GDN_ERR_VALUE:
             raise ValueError("a ring of form 'planes' has no log")
         keys, values, gates = (part.numpy()[0] for part in (self.view_of(layer, status, &k), self.view_of(layer, status, &d),

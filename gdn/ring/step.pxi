@@ -1,7 +1,7 @@
 # A step as a Python object.
 #
 # Needs: layout.pxi (NOWHERE), slots.pxi (mark), steps.pxi (close_step, ring_abort, ring_begin, snapshots_kept), arguments.pxi
-# (RingBusyError, as_bool, as_int64, as_int64s, refuse), python.pxi (StateRing).
+# (int64s, refuse), python.pxi (StateRing).
 
 cdef enum:                        # what of a layer a step has handed out
     SSM_MARKED = 1
@@ -17,15 +17,15 @@ cdef ndarray new_int64s(int64_t n, int64_t m):
 cdef Step start_step(StateRing ring, object seq_ids, object n_tokens, object positions, object parents, object forks):
     cdef Step step = Step.__new__(Step)
     cdef gdn_ring_step *s = &step.s
-    cdef ndarray ids = as_int64s(seq_ids, "seq_ids", -1), at = None, tree = None, rows
+    cdef ndarray ids = int64s(seq_ids, "seq_ids", -1), at = None, tree = None, rows
     cdef gdn_status status
     cdef int64_t i, most = 1
     memset(s, 0, sizeof(s[0]))
     s.size, s.n_seqs = sizeof(gdn_ring_step), ids.shape[0]
-    step.seq_ids, step.n_tokens = ids, as_int64s(n_tokens, "n_tokens", s.n_seqs)
+    step.seq_ids, step.n_tokens = ids, int64s(n_tokens, "n_tokens", s.n_seqs)
     s.seq_ids, s.n_tokens = <int64_t *>PyArray_DATA(ids), <int64_t *>PyArray_DATA(step.n_tokens)
     if positions is not None:
-        at = as_int64s(positions, "positions", s.n_seqs)
+        at = int64s(positions, "positions", s.n_seqs)
         s.positions = <int64_t *>PyArray_DATA(at)
     for i in range(s.n_seqs):
         most = max(most, s.n_tokens[i])
@@ -38,7 +38,7 @@ cdef Step start_step(StateRing ring, object seq_ids, object n_tokens, object pos
     if parents is not None:
         if ring.ring.form != GDN_FORM_LOG:
             raise ValueError("a tree (parents) needs a ring of form 'log'")
-        step.parents = tree = as_int64s(parents, "parents", -1)
+        step.parents = tree = int64s(parents, "parents", -1)
         if tree.shape[0] != step.n_tokens.sum():
             raise ValueError(f"parents has {tree.shape[0]} entries for {step.n_tokens.sum()} tokens")
         s.parents = <int64_t *>PyArray_DATA(tree)
@@ -74,7 +74,7 @@ cdef int read_forks(Step step, list forks) except -1:
     for i, one in enumerate(forks):
         if not isinstance(one, (tuple, list)) or len(one) != 3:
             raise ValueError(f"forks must be (seq_id, n, new_id) each, got {one!r}")
-        seq_id, n, new_id = (as_int64(value, name) for value, name in zip(one, ("seq_id", "n", "new_id"), strict=True))
+        seq_id, n, new_id = (integer(value, name) for value, name in zip(one, ("seq_id", "n", "new_id"), strict=True))
         if seq_id not in entries:
             raise ValueError(f"forks: sequence {seq_id} is not in the step")
         step.forks[i] = entries[seq_id], n, new_id
@@ -174,7 +174,7 @@ cdef class Step:
         ValueError: the step is over, or another process's, or of a ring that was made anew; or its tokens' states of some
         layer were never worked on: then the step is aborted.
         """
-        self.finish(True, as_bool(written, "written"))
+        self.finish(True, flag(written, "written"))
 
     def abort(self):
         """Leave all sequences as they were; in plane form without a spare plane they are lost.  ValueError if the step is
