@@ -88,6 +88,7 @@ class Batch:
 
     @property
     def n_seqs(self):
+        """Sequences that have tokens in the batch."""
         return len(self.unique_ids)
 
     def gather(self, x):

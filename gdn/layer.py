@@ -236,7 +236,7 @@ class _Layer:
 class GatedDeltaNet(_Layer):
     """The linear-attention layer of Qwen3-Next, Qwen3.5, Qwen4-exp, Lara-mini and OLMo-Hybrid (arXiv 2412.06464).
 
-    config    a `gdn.LayerConfig` of kind "gdn", or a mapping of its fields
+    config    a `gdn.LayerConfig` of kind "gdn" (KIND), or a mapping of its fields
     weights   float32, rows are outputs: qkv (C, n_embd) with rows q | k | v over heads, C = 2 H_k S_k + H_v S_v;
               z (H_v S_v, n_embd); b, a (H_v, n_embd); conv (C, width), conv_bias (C,) or none; A (H_v,) = -exp(A_log);
               dt_bias (H_v,); norm (S_v,); out (n_embd, H_v S_v).  With ranks f_a (r, n_embd), f_b (H_v, r) in place of
@@ -256,7 +256,7 @@ class GatedDeltaNet(_Layer):
 class KimiDeltaAttention(_Layer):
     """The linear-attention layer of Kimi-Linear, GLM-5-Next and Bailing-hybrid (arXiv 2510.26692): a gate per key channel.
 
-    As `GatedDeltaNet`, but kind "kda", a (H_v S_k, n_embd) or f_b (H_v S_k, r), and dt_bias (H_v S_k,).
+    As `GatedDeltaNet`, but kind "kda" (KIND), a (H_v S_k, n_embd) or f_b (H_v S_k, r), and dt_bias (H_v S_k,).
     """
 
     KIND = "kda"

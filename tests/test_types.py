@@ -1,6 +1,7 @@
 """The stubs of the compiled modules against the modules, the examples against the stubs, and help() for everything public."""
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import gdn
 
 ROOT = Path(__file__).parents[1]
-COMPILED = ("gdn._core", "gdn._tensor")
+COMPILED = ("gdn._core", "gdn._tensor", "gdn._ring")
 # How Python before 3.12 says to type checkers that a class has the buffer protocol.
 EXPECTED = {"gdn._tensor.Tensor.__buffer__ is not present at runtime"}
 
@@ -36,3 +37,18 @@ def test_stubs_say_what_the_modules_have():
     wrong = [line for line in done.stdout.splitlines() if line.startswith("gdn") and line not in EXPECTED
              and not ("is not present in stub" in line and line.split()[0] not in names)]
     assert not wrong and "Traceback" not in done.stderr, "\n".join(wrong) + done.stderr
+
+
+def test_everything_public_is_documented():
+    """Functions, classes, methods and properties by docstrings of their own; plain attributes by that of their class."""
+    silent, seen = [], 0
+    for name, x in public():
+        owner, _, key = name.partition(".")
+        seen += 1
+        if callable(x) or isinstance(x, property) or inspect.getdoc(x) and inspect.isgetsetdescriptor(x):
+            documented = bool(x.__doc__ and x.__doc__.strip())
+        else:
+            documented = re.search(rf"\b{key}\b", inspect.getdoc(getattr(gdn, owner)) or "")
+        if not documented:
+            silent.append(name)
+    assert not silent and seen > 80, silent
