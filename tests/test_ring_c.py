@@ -55,7 +55,7 @@ def test_pthreads_decode_on_memory_that_c_owns(programs, name):
     build, environment = programs
     done = subprocess.run([build / name], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("error") == 4 and done.stdout.endswith("ok\n")
+    assert done.stdout.count("error") == 8 and done.stdout.endswith("ok\n")
 
 
 @pytest.mark.parametrize("name", ["shared", "library/shared"])
@@ -64,7 +64,7 @@ def test_python_and_c_share_a_ring(programs, name):
     done = subprocess.run([sys.executable, EXAMPLES / "shared.py", build / name], env=environment,
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("as it should be") == 4 and "resource_tracker" not in done.stderr
+    assert done.stdout.count("as it should be") == 8 and "resource_tracker" not in done.stderr
 
 
 # ---------------------------------------------------------------- the table

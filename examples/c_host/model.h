@@ -11,7 +11,7 @@
 
 #include "gdn.h"
 
-enum { LAYERS = 3, HEADS = 2, S = 16, WIDTH = 4, CHANNELS = 3 * HEADS * S, MAX_TOKENS = 8 };
+enum { LAYERS = 3, HEADS = 2, S = 16, WIDTH = 4, CHANNELS = 3 * HEADS * S, MAX_TOKENS = 8, LOG = 16 };
 
 #define CHECK(status) check((status), #status, __FILE__, __LINE__)
 
@@ -25,10 +25,11 @@ static void check(gdn_status status, const char *call, const char *file, int lin
     }
 }
 
-static inline gdn_ring_params model_params(int32_t n_slots, int32_t n_rollback)
+static inline gdn_ring_params model_params(int32_t n_slots, int32_t n_rollback, int32_t form)
 {
     gdn_ring_params p = { .size = sizeof p, .n_slots = n_slots, .n_rollback = n_rollback, .n_layers = LAYERS,
-                          .H_v = HEADS, .S_k = S, .S_v = S, .conv_channels = CHANNELS, .conv_width = WIDTH, .spare = -1 };
+                          .H_v = HEADS, .S_k = S, .S_v = S, .conv_channels = CHANNELS, .conv_width = WIDTH, .spare = -1, .form = form,
+                          .H_k = HEADS, .log_capacity = form == GDN_FORM_LOG ? LOG : 0 };
     return p;
 }
 
@@ -87,11 +88,16 @@ static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_
                       const gdn_ring_step *step)
 {
     gdn_call call = { .n_seqs = 1, .n_snapshots = step->n_snapshots, .rows_in = step->rows_in, .rows_out = step->rows_out,
+                      .log_in = step->log_in, .n_log_in = step->n_log_in, .log_out = step->log_out,
+                      .n_log_out = step->n_log_out, .checkpoints = step->checkpoints,
+                      .n_checkpoints = step->n_checkpoints,        /* all of these are NULL and 0 in plane form */
                       .message = w->message, .message_size = sizeof w->message };
     gdn_conv_args conv = { .size = sizeof conv, .activation = GDN_ACT_SILU, .n_threads = 1, .call = call };
     gdn_delta_net_args delta = { .size = sizeof delta, .flags = GDN_QK_L2NORM, .l2_eps = 1e-6f, .n_threads = 1,
                                  .call = call };
     size_t needed;
+    if (ring->form == GDN_FORM_LOG)
+        CHECK(gdn->ring_log(ring, layer, &delta.log_k, &delta.log_d, &delta.log_g, &conv.log_x));
     for (int64_t t = 0; t < n; t++) {
         for (int c = 0; c < CHANNELS; c++)
             w->x[t * CHANNELS + c] = number(tokens[t], layer, c);
@@ -132,9 +138,17 @@ static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_
 /* n tokens of one sequence through all layers, committed. */
 static void run_step(gdn_ring_header *ring, worker *w, int64_t seq_id, const uint64_t *tokens, int64_t n)
 {
-    int64_t rows_in, rows_out[MAX_TOKENS];
+    int64_t rows_in, rows_out[MAX_TOKENS], log_in[LOG], log_out[MAX_TOKENS], checkpoint[3];
     gdn_ring_step step = { .size = sizeof step, .n_seqs = 1, .n_snapshots = MAX_TOKENS, .seq_ids = &seq_id,
                            .n_tokens = &n, .rows_in = &rows_in, .rows_out = rows_out };
+    if (ring->form == GDN_FORM_LOG) {
+        step.log_in = log_in;
+        step.n_log_in = LOG;
+        step.log_out = log_out;
+        step.n_log_out = MAX_TOKENS;
+        step.checkpoints = checkpoint;          /* a step of one sequence folds at most one log */
+        step.max_checkpoints = 1;
+    }
     CHECK(gdn->ring_begin(ring, &step));
     for (int layer = 0; layer < LAYERS; layer++)
         run_layer(ring, w, layer, tokens, n, &step);
@@ -182,12 +196,45 @@ static inline void truth_step(truth *m, uint64_t token)
     m->n_tokens++;
 }
 
+/* What a row of a layer and the log entries on it come to, in double precision. */
+typedef struct layer_state {
+    double state[HEADS][S][S], window[CHANNELS][WIDTH - 1];
+} layer_state;
+
+static inline void read_layer(const gdn_ring_header *ring, int64_t slot, const gdn_ring_slot *r, int layer, layer_state *out)
+{
+    const char *base = (const char *)ring;
+    int log = ring->form == GDN_FORM_LOG;
+    int64_t row = log ? r->row : (int64_t)r->head * ring->n_slots + slot;
+    const float *ssm = (const float *)(base + ring->ssm_offset + layer * ring->layer_nb + row * ring->ssm_row_nb);
+    const float *conv = (const float *)(base + ring->conv_offset + layer * ring->layer_nb + row * ring->conv_row_nb);
+    const int32_t *list = (const int32_t *)(base + ring->lists_offset + slot * ring->list_nb) + r->order * ring->n_entries;
+    int zero = log && r->zero;
+    for (int i = 0; i < HEADS * S * S; i++)
+        (&out->state[0][0][0])[i] = zero ? 0 : ssm[i];
+    for (int i = 0; i < CHANNELS * (WIDTH - 1); i++)
+        (&out->window[0][0])[i] = zero ? 0 : conv[i];
+    for (int32_t e = 0; log && e < r->n_log; e++) {
+        int64_t entry = slot * ring->n_entries + list[(r->first + e) % ring->n_entries];
+        const char *at = base + ring->log_offset + layer * ring->layer_nb + entry * ring->entry_nb;
+        const float *k = (const float *)at, *d = (const float *)(at + ring->entry_d);
+        const float *g = (const float *)(at + ring->entry_g), *x = (const float *)(at + ring->entry_x);
+        for (int h = 0; h < HEADS; h++)
+            for (int j = 0; j < S; j++)
+                for (int i = 0; i < S; i++)
+                    out->state[h][j][i] = exp(g[h]) * out->state[h][j][i] + (double)k[h * S + i] * d[h * S + j];
+        for (int c = 0; c < CHANNELS; c++) {
+            memmove(out->window[c], out->window[c] + 1, (WIDTH - 2) * sizeof(double));
+            out->window[c][WIDTH - 2] = x[c];
+        }
+    }
+}
+
 /* The committed state of a sequence, found through the header alone, against the truth: the largest error over the
  * largest value. */
 static inline double committed_error(const gdn_ring_header *ring, int64_t seq_id, const truth *m)
 {
-    const char *base = (const char *)ring;
-    const gdn_ring_slot *slots = (const gdn_ring_slot *)(base + ring->slots_offset);
+    const gdn_ring_slot *slots = (const gdn_ring_slot *)((const char *)ring + ring->slots_offset);
     int64_t slot = 0;
     double worst = 0, largest = 1e-30;
     while (slots[slot].seq_id != seq_id)
@@ -195,17 +242,16 @@ static inline double committed_error(const gdn_ring_header *ring, int64_t seq_id
             return INFINITY;
     if (slots[slot].state != GDN_SLOT_LIVE || slots[slot].position != m->n_tokens)
         return INFINITY;
-    int64_t row = (int64_t)slots[slot].head * ring->n_slots + slot;
     for (int layer = 0; layer < LAYERS; layer++) {
-        const float *ssm = (const float *)(base + ring->ssm_offset + layer * ring->layer_nb + row * ring->ssm_row_nb);
-        const float *conv = (const float *)(base + ring->conv_offset + layer * ring->layer_nb + row * ring->conv_row_nb);
+        layer_state now;
         const double *state = &m->state[layer][0][0][0], *window = &m->window[layer][0][0];
+        read_layer(ring, slot, &slots[slot], layer, &now);
         for (int i = 0; i < HEADS * S * S; i++) {
-            worst = fmax(worst, fabs(ssm[i] - state[i]));
+            worst = fmax(worst, fabs((&now.state[0][0][0])[i] - state[i]));
             largest = fmax(largest, fabs(state[i]));
         }
         for (int i = 0; i < CHANNELS * (WIDTH - 1); i++)
-            if (conv[i] != (float)window[i])
+            if ((&now.window[0][0])[i] != (float)window[i])
                 return INFINITY;
     }
     return worst / largest;

@@ -1,4 +1,4 @@
-"""One ring in POSIX shared memory, worked on by this Python process and by the C program `shared`.
+"""A ring of either form in POSIX shared memory, worked on by this Python process and by the C program `shared`.
 
     python shared.py build/shared
 
@@ -42,17 +42,21 @@ def decode(ring, seq_id, tokens):
     with ring.begin([seq_id], [len(tokens)]) as step:
         for layer in range(LAYERS):
             x, g, beta, weight = inputs(tokens, layer)
-            y = gdn.causal_conv1d_inplace(x[None], weight, None, step.conv(layer), step.rows_in, step.rows_out)
+            lists = {} if ring.form == "planes" else {
+                "log": ring.log(layer), "log_in": step.log_in, "log_out": step.log_out, "checkpoints": step.checkpoints}
+            y = gdn.causal_conv1d_inplace(x[None], weight, None, step.conv(layer), step.rows_in, step.rows_out, **lists)
             q, k, v = np.split(y.reshape(1, -1, 3 * HEADS, S), 3, axis=2)
             gdn.gated_delta_net_inplace(q, k, v, g[None], beta[None], step.ssm(layer), step.rows_in, step.rows_out,
-                                        qk_l2norm=True)
+                                        qk_l2norm=True, **lists)
 
 
 def check(ring, seq_id, tokens):
     """The committed state against float64 on the kept tokens."""
     assert ring.position(seq_id) == len(tokens), (ring.position(seq_id), len(tokens))
-    with ring.begin([seq_id], [0]) as step:
+    ring.copy(seq_id, 99, depth=False)          # the state alone, in a row of its own
+    with ring.begin([99], [0]) as step:
         row = step.rows_in[0]
+    ring.release(99)
     for layer in range(LAYERS):
         x, g, beta, weight = inputs(tokens, layer)
         line = np.concatenate([np.zeros((WIDTH - 1, CHANNELS)), x])
@@ -62,18 +66,18 @@ def check(ring, seq_id, tokens):
         error = np.abs(ring.ssm(layer).numpy()[row] - state).max() / np.abs(state).max()
         assert error <= 1e-5, f"layer {layer} of sequence {seq_id} is off by {error:.1e}"
         assert (ring.conv(layer).numpy()[row, 0].T == line[-(WIDTH - 1):]).all()
-    print(f"sequence {seq_id}: {len(tokens)} tokens, as it should be")
+    print(f"{ring.form}, sequence {seq_id}: {len(tokens)} tokens, as it should be")
 
 
 def name_tokens(seq_id, start, n):
     return [(seq_id << 32) + start + i + 1 for i in range(n)]
 
 
-def main(program):
-    extents = dict(n_layers=LAYERS, H_v=HEADS, S_k=S, S_v=S, conv_channels=CHANNELS, conv_width=WIDTH)
-    memory = shared_memory.SharedMemory(create=True, size=gdn.StateRing.nbytes_for(4, ROLLBACK, **extents))
+def run(program, form):
+    options = dict(n_layers=LAYERS, H_k=HEADS, H_v=HEADS, S_k=S, S_v=S, conv_channels=CHANNELS, conv_width=WIDTH, form=form)
+    memory = shared_memory.SharedMemory(create=True, size=gdn.StateRing.nbytes_for(4, ROLLBACK, **options))
     try:
-        ring = gdn.StateRing.create(4, ROLLBACK, buffer=memory.buf, **extents)
+        ring = gdn.StateRing.create(4, ROLLBACK, buffer=memory.buf, **options)
         ring.acquire(1)
         kept = name_tokens(1, 0, 8)
         decode(ring, 1, kept)
@@ -94,6 +98,11 @@ def main(program):
     finally:
         memory.close()
         memory.unlink()
+
+
+def main(program):
+    for form in ("planes", "log"):
+        run(program, form)
     print("ok")
 
 

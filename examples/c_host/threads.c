@@ -51,17 +51,14 @@ static void *decode(void *argument)
     return NULL;
 }
 
-int main(void)
+/* Four threads on a ring of that form; whether a state was wrong. */
+static int run_form(int32_t form)
 {
-    gdn_ring_params params = model_params(THREADS + 2, ROLLBACK);
+    gdn_ring_params params = model_params(THREADS + 2, ROLLBACK, form);
     pthread_t threads[THREADS];
     task tasks[THREADS];
     size_t n;
     int failed = 0;
-    if ((gdn = fetch_table()) == NULL) {
-        fprintf(stderr, "gdn's function table cannot be had, or is of another abi\n");
-        return 1;
-    }
     CHECK(gdn->ring_size(&params, &n));
     ring = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (ring == MAP_FAILED) {
@@ -78,10 +75,23 @@ int main(void)
     for (int i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
         failed |= !(tasks[i].error <= 1e-5);
-        printf("sequence %lld: %d steps, %lld tokens taken back, error %.1e\n", (long long)tasks[i].seq_id, STEPS,
+        printf("%s, sequence %lld: %d steps, %lld tokens taken back, error %.1e\n", form == GDN_FORM_LOG ? "log" : "planes",
+               (long long)tasks[i].seq_id, STEPS,
                (long long)tasks[i].n_drafted, tasks[i].error);
     }
     munmap(ring, n);
+    return failed;
+}
+
+int main(void)
+{
+    int failed;
+    if ((gdn = fetch_table()) == NULL) {
+        fprintf(stderr, "gdn's function table cannot be had, or is of another abi\n");
+        return 1;
+    }
+    failed = run_form(GDN_FORM_PLANES);
+    failed |= run_form(GDN_FORM_LOG);
     puts(failed ? "FAILED" : "ok");
     return failed;
 }
