@@ -1,11 +1,13 @@
 """Integers and flags that a caller gives, read in one way everywhere: a bool or a float is no integer, nothing is cut to fit."""
 
 import operator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
-def integer(value, name, least=-2**63, most=2**63 - 1):
+def integer(value: Any, name: str, least: int = -2**63, most: int = 2**63 - 1) -> int:
     """value as an int.  TypeError: it is none.  ValueError: it lies outside least to most."""
     try:
         if isinstance(value, (bool, np.bool_)):
@@ -18,7 +20,7 @@ def integer(value, name, least=-2**63, most=2**63 - 1):
     return number
 
 
-def integers(values, name, error=ValueError):
+def integers(values: Any, name: str, error: type[Exception] = ValueError) -> NDArray[np.int64]:
     """values as a C-contiguous int64 array of their shape: values itself where it is that already.
 
     TypeError: no integers, or a masked array.  ValueError: rows of several lengths.  `error`: an integer beyond int64.
@@ -38,7 +40,7 @@ def integers(values, name, error=ValueError):
     return np.asarray(array, np.int64, order="C")
 
 
-def flag(value, name):
+def flag(value: Any, name: str) -> bool:
     """value, True or False: a word that was meant as an option is not a yes.  TypeError otherwise."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r}")

@@ -1,6 +1,9 @@
 """A batch of tokens of several sequences, in any order."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from gdn._arguments import integers
 
@@ -31,7 +34,7 @@ class Batch:
     parents             (n_grouped,) int64 index within its sequence's tokens of what each grouped token continues, or None
     """
 
-    def __init__(self, seq_ids, positions=None, parents=None):
+    def __init__(self, seq_ids: ArrayLike, positions: ArrayLike | None = None, parents: ArrayLike | None = None) -> None:
         ids = _integers(seq_ids, "seq_ids")
         self.seq_ids, self.n_tokens = ids, len(ids)
         unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
@@ -51,7 +54,7 @@ class Batch:
         if positions is not None:
             self._read_positions(_integers(positions, "positions"), order)
 
-    def _read_parents(self, parents, order):
+    def _read_parents(self, parents: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
         if len(parents) != self.n_tokens:
             raise ValueError(f"parents has {len(parents)} entries, seq_ids {self.n_tokens}")
         within = np.full(self.n_tokens + 1, -1, np.int64)              # of every entry; the last is of parent -1
@@ -64,7 +67,7 @@ class Batch:
                              f"{grouped[bad[0]]}, which is no earlier entry of it")
         return within[grouped]
 
-    def _read_positions(self, positions, order):
+    def _read_positions(self, positions: NDArray[np.int64], order: NDArray[np.int64]) -> None:
         if len(positions) != self.n_tokens:
             raise ValueError(f"positions has {len(positions)} entries, seq_ids {self.n_tokens}")
         grouped = positions[order]
@@ -87,17 +90,17 @@ class Batch:
             raise ValueError(f"position {grouped[i]} of sequence {seq_id} does not continue it: expected {expected[i]}")
 
     @property
-    def n_seqs(self):
+    def n_seqs(self) -> int:
         """Sequences that have tokens in the batch."""
         return len(self.unique_ids)
 
-    def gather(self, x):
+    def gather(self, x: NDArray[Any]) -> NDArray[Any]:
         """Rows of the batch's order, grouped by sequence and without padding; x itself where nothing moves.  ValueError:
         x (n_tokens, ...) has another number of rows; TypeError: x is no array."""
         self._check_rows(x, self.n_tokens)
         return x if self.order is None else x[self.order]
 
-    def scatter(self, x):
+    def scatter(self, x: NDArray[Any]) -> NDArray[Any]:
         """Grouped rows back in the batch's order, zeros for padding; x itself where nothing moves.  ValueError: x has
         not n_grouped rows; TypeError: x is no array."""
         self._check_rows(x, self.n_grouped)
@@ -108,17 +111,17 @@ class Batch:
         return out
 
     @staticmethod
-    def _check_rows(x, n):
+    def _check_rows(x: NDArray[Any], n: int) -> None:
         if not isinstance(x, np.ndarray):
             raise TypeError(f"x must be an array, got {type(x).__name__}")
         if x.ndim == 0 or len(x) != n:
             raise ValueError(f"x has shape {x.shape}, expected {n} rows, one a token")
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"gdn.Batch(n_tokens={self.n_tokens}, unique_ids={self.unique_ids}, lengths={self.lengths})"
 
 
-def _integers(values, name):
+def _integers(values: ArrayLike, name: str) -> NDArray[np.int64]:
     """One entry a token, the batch's own."""
     several = f"{name} must hold one entry a token"
     if name == "seq_ids":

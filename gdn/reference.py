@@ -9,38 +9,47 @@ alone, so that it can be read, copied and trusted on its own.
 Sources: arXiv 2412.06464 (Gated DeltaNet), arXiv 2510.26692 (Kimi Delta Attention).
 """
 
+from typing import Any, TypeAlias
+
 import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
 
 __all__ = ["chunked", "head_index", "l2_norm", "recurrent", "replay", "sigmoid", "softplus"]
 
 
-def sigmoid(x):
+def sigmoid(x: Any) -> Floats:
     """1 / (1 + exp(-x)) in float64, without overflow."""
     x = np.asarray(x, np.float64)
     e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+    y: Floats = np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+    return y
 
 
-def softplus(x):
+def softplus(x: Any) -> Floats:
     """log(1 + exp(x)) in float64, accurate for very negative and very large x."""
     x = np.asarray(x, np.float64)
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+    y: Floats = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+    return y
 
 
-def l2_norm(x, eps=1e-6, form="sum"):
+def l2_norm(x: Any, eps: float = 1e-6, form: str = "sum") -> Floats:
     """x / sqrt(sum x^2 + eps) ("sum") or x / max(||x||, eps) ("max") along the last axis."""
     x = np.asarray(x, np.float64)
     squares = (x * x).sum(-1, keepdims=True)
-    return x / (np.sqrt(squares + eps) if form == "sum" else np.maximum(np.sqrt(squares), eps))
+    y: Floats = x / (np.sqrt(squares + eps) if form == "sum" else np.maximum(np.sqrt(squares), eps))
+    return y
 
 
-def head_index(H_k, H_v, head_map):
+def head_index(H_k: int, H_v: int, head_map: str) -> NDArray[np.int64]:
     """Key head of every value head: h % H_k ("tiled") or h // (H_v // H_k) ("interleaved")."""
     h = np.arange(H_v)
     return h % H_k if head_map == "tiled" else h // (H_v // H_k)
 
 
-def _prepare(q, k, v, g, beta, state, scale, head_map, qk_l2norm, l2_eps, l2_form, beta_logit):
+def _prepare(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, scale: float | None, head_map: str, qk_l2norm: bool,
+             l2_eps: float, l2_form: str, beta_logit: bool) -> tuple[Any, ...]:
     """Everything in float64, one row per value head: q, k, g have a key-channel axis, state is [key][value]."""
     q, k, v, g, beta = (np.asarray(x, np.float64) for x in (q, k, v, g, beta))
     S_k, (n_seqs, _, H_v, S_v) = q.shape[-1], v.shape
@@ -57,8 +66,10 @@ def _prepare(q, k, v, g, beta, state, scale, head_map, qk_l2norm, l2_eps, l2_for
     return q, k, v, g, beta, S, S_k**-0.5 if scale is None else float(scale)
 
 
-def recurrent(q, k, v, g, beta, state=None, *, scale=None, head_map="tiled", qk_l2norm=False, l2_eps=1e-6,
-              l2_form="sum", beta_logit=False, states=None, deltas=None, parents=None):
+def recurrent(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, *,
+              scale: float | None = None, head_map: str = "tiled", qk_l2norm: bool = False, l2_eps: float = 1e-6,
+              l2_form: str = "sum", beta_logit: bool = False, states: list[Any] | None = None,
+              deltas: list[Any] | None = None, parents: Any = None) -> tuple[Floats, Floats]:
     """The recurrence, token by token.  Returns (out, state) in float64.
 
     ``states``: a list that receives a copy of the state (n_seqs, H_v, S_v, S_k) after every token; ``deltas``: one that
@@ -85,7 +96,7 @@ def recurrent(q, k, v, g, beta, state=None, *, scale=None, head_map="tiled", qk_
     return out, np.swapaxes(S, -1, -2)
 
 
-def replay(state, k, d, g, *, head_map="tiled"):
+def replay(state: Any, k: Any, d: Any, g: Any, *, head_map: str = "tiled") -> Floats:
     """The states after 0, 1, ... n entries of a token log, (n + 1, H_v, S_v, S_k) in float64: S <- exp(g) S + k d^T.
 
     state (H_v, S_v, S_k); k (n, H_k, S_k) as the rule used it, d (n, H_v, S_v), g (n, H_v) or (n, H_v, S_k).
@@ -99,8 +110,10 @@ def replay(state, k, d, g, *, head_map="tiled"):
     return np.stack(states)
 
 
-def chunked(q, k, v, g, beta, state=None, *, chunk=32, scale=None, head_map="tiled", qk_l2norm=False, l2_eps=1e-6,
-            l2_form="sum", beta_logit=False, trace=None):
+def chunked(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, *,
+            chunk: int = 32, scale: float | None = None, head_map: str = "tiled", qk_l2norm: bool = False,
+            l2_eps: float = 1e-6, l2_form: str = "sum", beta_logit: bool = False,
+            trace: list[dict[str, Any]] | None = None) -> tuple[Floats, Floats]:
     """The chunked form: one unit lower triangular solve per chunk.  Returns (out, state) in float64.
 
     ``trace``: a list that receives one dict per chunk with Gamma (n, H, i, j, c), e (n, H, i, c), A, P
@@ -129,7 +142,7 @@ def chunked(q, k, v, g, beta, state=None, *, chunk=32, scale=None, head_map="til
     return out, np.swapaxes(S, -1, -2)
 
 
-def _pairs(rows, columns, Gamma):
+def _pairs(rows: Any, columns: Any, Gamma: Any) -> Any:
     """sum_c rows[i,c] columns[j,c] Gamma[i,j,c], for a Gamma of one or of S_k channels."""
     if Gamma.shape[-1] == 1:
         return rows @ np.swapaxes(columns, -1, -2) * Gamma[..., 0]

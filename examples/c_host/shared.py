@@ -9,8 +9,10 @@ is left is compared with `gdn.reference` on the tokens that were kept.
 import subprocess
 import sys
 from multiprocessing import shared_memory
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import gdn
 from gdn import reference
@@ -21,7 +23,7 @@ WEIGHT, GATE, BETA = 1 << 20, 1 << 21, 1 << 22
 MASK = 2**64 - 1
 
 
-def number(token, layer, i):
+def number(token: int, layer: int, i: int) -> np.float32:
     """model.h's made-up numbers."""
     x = token * 0x9E3779B97F4A7C15 + layer * 0xBF58476D1CE4E5B9 + i * 0x94D049BB133111EB + 1 & MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
@@ -29,7 +31,7 @@ def number(token, layer, i):
     return np.float32((x >> 40) / (1 << 23) - 1.0)
 
 
-def inputs(tokens, layer):
+def inputs(tokens: list[int], layer: int) -> tuple[NDArray[Any], ...]:
     """x (n, channels), g and beta (n, heads), weight (channels, width) of a layer."""
     x = np.array([[number(t, layer, c) for c in range(CHANNELS)] for t in tokens])
     g = np.array([[-0.05 - 0.5 * abs(number(t, layer, GATE + h)) for h in range(HEADS)] for t in tokens], np.float32)
@@ -38,11 +40,11 @@ def inputs(tokens, layer):
     return x, g, beta, weight
 
 
-def decode(ring, seq_id, tokens):
+def decode(ring: gdn.StateRing, seq_id: int, tokens: list[int]) -> None:
     with ring.begin([seq_id], [len(tokens)]) as step:
         for layer in range(LAYERS):
             x, g, beta, weight = inputs(tokens, layer)
-            lists = {} if ring.form == "planes" else {
+            lists: dict[str, Any] = {} if ring.form == "planes" else {
                 "log": ring.log(layer), "log_in": step.log_in, "log_out": step.log_out, "checkpoints": step.checkpoints}
             y = gdn.causal_conv1d_inplace(x[None], weight, None, step.conv(layer), step.rows_in, step.rows_out, **lists)
             q, k, v = np.split(y.reshape(1, -1, 3 * HEADS, S), 3, axis=2)
@@ -50,7 +52,7 @@ def decode(ring, seq_id, tokens):
                                         qk_l2norm=True, **lists)
 
 
-def check(ring, seq_id, tokens):
+def check(ring: gdn.StateRing, seq_id: int, tokens: list[int]) -> None:
     """The committed state against float64 on the kept tokens."""
     assert ring.position(seq_id) == len(tokens), (ring.position(seq_id), len(tokens))
     ring.copy(seq_id, 99, depth=False)          # the state alone, in a row of its own
@@ -69,12 +71,13 @@ def check(ring, seq_id, tokens):
     print(f"{ring.form}, sequence {seq_id}: {len(tokens)} tokens, as it should be")
 
 
-def name_tokens(seq_id, start, n):
+def name_tokens(seq_id: int, start: int, n: int) -> list[int]:
     return [(seq_id << 32) + start + i + 1 for i in range(n)]
 
 
-def run(program, form):
-    options = dict(n_layers=LAYERS, H_k=HEADS, H_v=HEADS, S_k=S, S_v=S, conv_channels=CHANNELS, conv_width=WIDTH, form=form)
+def run(program: str, form: str) -> None:
+    options: dict[str, Any] = dict(n_layers=LAYERS, H_k=HEADS, H_v=HEADS, S_k=S, S_v=S, conv_channels=CHANNELS,
+                                   conv_width=WIDTH, form=form)
     memory = shared_memory.SharedMemory(create=True, size=gdn.StateRing.nbytes_for(4, ROLLBACK, **options))
     try:
         ring = gdn.StateRing.create(4, ROLLBACK, buffer=memory.buf, **options)
@@ -100,7 +103,7 @@ def run(program, form):
         memory.unlink()
 
 
-def main(program):
+def main(program: str) -> None:
     for form in ("planes", "log"):
         run(program, form)
     print("ok")
