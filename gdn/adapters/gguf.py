@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class _Arch(NamedTuple):
     g: str = "low"                # "full": ssm_g_a is;  "g": it is called ssm_g
 
 
-_KDA = {"kind": "kda", "activation": "sigmoid"}
+_KDA: dict[str, Any] = {"kind": "kda", "activation": "sigmoid"}
 ARCHS = {
     "qwen3next": _Arch("qwen3_next"),
     "qwen35": _Arch("qwen3_5", head_map="tiled"),
