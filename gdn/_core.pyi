@@ -10,10 +10,12 @@ class _DLPack(Protocol):
 
 _Data = Buffer | _DLPack                # numpy arrays and gdn.Tensor among them
 _F32 = NDArray[np.float32]
+_Floats = NDArray[Any]                  # of an argument's type: float32, float16 or ml_dtypes.bfloat16
 _Out = TypeVar("_Out", bound=_Data)
 _HeadMap = Literal["tiled", "interleaved"] | None
 _Mode = Literal["auto", "chunked", "recurrent"]
 _L2Form = Literal["sum", "max"]
+_Rounding = Literal["nearest", "stochastic"]
 
 capi: int
 
@@ -39,13 +41,14 @@ def gated_delta_net(
     q: _Data, k: _Data, v: _Data, g: _Data, beta: _Data, state: _Data | None = None, *, scale: float | None = None,
     head_map: _HeadMap = None, mode: _Mode = "auto", snapshots: int | None = None, cu_seqlens: ArrayLike | None = None,
     qk_l2norm: bool = False, l2_eps: float = 1e-6, l2_form: _L2Form = "sum", beta_logit: bool = False, out: None = None,
-    state_out: None = None, n_threads: int | None = None) -> tuple[_F32, _F32]: ...
+    state_out: None = None, n_threads: int | None = None, rounding: _Rounding = "nearest", seed: int | None = None) -> tuple[_Floats, _Floats]: ...
 @overload
 def gated_delta_net(
     q: _Data, k: _Data, v: _Data, g: _Data, beta: _Data, state: _Data | None = None, *, scale: float | None = None,
     head_map: _HeadMap = None, mode: _Mode = "auto", snapshots: int | None = None, cu_seqlens: ArrayLike | None = None,
     qk_l2norm: bool = False, l2_eps: float = 1e-6, l2_form: _L2Form = "sum", beta_logit: bool = False,
-    out: _Data | None = None, state_out: _Data | None = None, n_threads: int | None = None) -> tuple[Any, Any]: ...
+    out: _Data | None = None, state_out: _Data | None = None, n_threads: int | None = None,
+    rounding: _Rounding = "nearest", seed: int | None = None) -> tuple[Any, Any]: ...
 @overload
 def gated_delta_net_inplace(
     q: _Data, k: _Data, v: _Data, g: _Data, beta: _Data, cache: _Data, rows_in: ArrayLike,
@@ -53,7 +56,8 @@ def gated_delta_net_inplace(
     cu_seqlens: ArrayLike | None = None, qk_l2norm: bool = False, l2_eps: float = 1e-6, l2_form: _L2Form = "sum",
     beta_logit: bool = False, out: None = None, n_threads: int | None = None,
     log: TokenLog | None = None, log_in: ArrayLike | None = None, log_out: ArrayLike | None = None,
-    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None) -> _F32: ...
+    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None,
+    rounding: _Rounding = "nearest", seed: int | None = None) -> _Floats: ...
 @overload
 def gated_delta_net_inplace(
     q: _Data, k: _Data, v: _Data, g: _Data, beta: _Data, cache: _Data, rows_in: ArrayLike,
@@ -61,40 +65,44 @@ def gated_delta_net_inplace(
     cu_seqlens: ArrayLike | None = None, qk_l2norm: bool = False, l2_eps: float = 1e-6, l2_form: _L2Form = "sum",
     beta_logit: bool = False, out: _Out, n_threads: int | None = None,
     log: TokenLog | None = None, log_in: ArrayLike | None = None, log_out: ArrayLike | None = None,
-    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None) -> _Out: ...
+    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None,
+    rounding: _Rounding = "nearest", seed: int | None = None) -> _Out: ...
 @overload
 def causal_conv1d(
     x: _Data, weight: _Data, bias: _Data | None = None, state: _Data | None = None, *,
     activation: Literal["silu"] | None = "silu", snapshots: int | None = None, cu_seqlens: ArrayLike | None = None,
-    out: None = None, state_out: None = None, n_threads: int | None = None) -> tuple[_F32, _F32]: ...
+    out: None = None, state_out: None = None, n_threads: int | None = None, rounding: _Rounding = "nearest", seed: int | None = None) -> tuple[_Floats, _Floats]: ...
 @overload
 def causal_conv1d(
     x: _Data, weight: _Data, bias: _Data | None = None, state: _Data | None = None, *,
     activation: Literal["silu"] | None = "silu", snapshots: int | None = None, cu_seqlens: ArrayLike | None = None,
-    out: _Data | None = None, state_out: _Data | None = None, n_threads: int | None = None) -> tuple[Any, Any]: ...
+    out: _Data | None = None, state_out: _Data | None = None, n_threads: int | None = None,
+    rounding: _Rounding = "nearest", seed: int | None = None) -> tuple[Any, Any]: ...
 @overload
 def causal_conv1d_inplace(
     x: _Data, weight: _Data, bias: _Data | None, cache: _Data, rows_in: ArrayLike, rows_out: ArrayLike | None = None, *,
     activation: Literal["silu"] | None = "silu", cu_seqlens: ArrayLike | None = None, out: None = None,
     n_threads: int | None = None,
     log: TokenLog | None = None, log_in: ArrayLike | None = None, log_out: ArrayLike | None = None,
-    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None) -> _F32: ...
+    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None,
+    rounding: _Rounding = "nearest", seed: int | None = None) -> _Floats: ...
 @overload
 def causal_conv1d_inplace(
     x: _Data, weight: _Data, bias: _Data | None, cache: _Data, rows_in: ArrayLike, rows_out: ArrayLike | None = None, *,
     activation: Literal["silu"] | None = "silu", cu_seqlens: ArrayLike | None = None, out: _Out,
     n_threads: int | None = None,
     log: TokenLog | None = None, log_in: ArrayLike | None = None, log_out: ArrayLike | None = None,
-    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None) -> _Out: ...
+    parents: ArrayLike | None = None, checkpoints: ArrayLike | None = None,
+    rounding: _Rounding = "nearest", seed: int | None = None) -> _Out: ...
 @overload
 def l2_norm(x: _Data, eps: float = 1e-6, *, form: _L2Form = "sum", out: None = None,
-            n_threads: int | None = None) -> _F32: ...
+            n_threads: int | None = None) -> _Floats: ...
 @overload
 def l2_norm(x: _Data, eps: float = 1e-6, *, form: _L2Form = "sum", out: _Out, n_threads: int | None = None) -> _Out: ...
 @overload
 def rms_norm_gated(x: _Data, gate: _Data, weight: _Data, eps: float = 1e-6, *,
                    activation: Literal["silu", "sigmoid"] = "silu", out: None = None,
-                   n_threads: int | None = None) -> _F32: ...
+                   n_threads: int | None = None) -> _Floats: ...
 @overload
 def rms_norm_gated(x: _Data, gate: _Data, weight: _Data, eps: float = 1e-6, *,
                    activation: Literal["silu", "sigmoid"] = "silu", out: _Out, n_threads: int | None = None) -> _Out: ...

@@ -18,7 +18,7 @@ from numpy cimport NPY_INT64, PyArray_DATA, PyArray_ISCARRAY_RO, PyArray_ISWRITE
 
 from gdn._c cimport *
 from gdn._checked cimport span_of
-from gdn._tensor cimport Tensor, as_array, check_overlap, fit, to_c
+from gdn._tensor cimport Tensor, as_array, as_typed, check_overlap, fit, fit_typed, result_type, to_c
 from gdn.kernels.level cimport *
 
 cnp.import_array()

@@ -30,11 +30,16 @@ cdef class Tensor:
 cdef Tensor tensor_over(const gdn_tensor *t, object owner)
 # A zero-copy float32 array over obj (ndarray, Tensor, buffer or DLPack object), or the error a caller should see.
 cdef ndarray as_array(object obj, str name, bint writable)
+# The same of float32, float16 or bfloat16; where numpy's array has no bfloat16, its words are uint16.
+cdef ndarray as_typed(object obj, str name, bint writable)
 # Whether obj is one of numpy's masked arrays, whose masks nothing here would heed.
 cdef bint is_masked(object obj)
 # as_array with exactly ndim axes; a Tensor's leading unit axes are dropped,
 # or ne[2] if that is the unit axis of three.
 cdef ndarray fit(object obj, str name, int ndim, bint writable)
+cdef ndarray fit_typed(object obj, str name, int ndim, bint writable)
+# The dtype that an allocated result of an array's type has; TypeError for bfloat16 without ml_dtypes.
+cdef object result_type(ndarray array)
 # The C form of an array of at most four axes.
 cdef int to_c(ndarray array, gdn_tensor *out) except -1
 # Refuse an output that overlaps itself or one of others: (name, array or None, may_be_exactly_the_output) each.

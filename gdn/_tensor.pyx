@@ -9,10 +9,10 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsul
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from numpy cimport (NPY_ARRAY_WRITEABLE, NPY_FLOAT16, NPY_FLOAT32, NPY_INT32, NPY_UINT16, PyArray_Check, PyArray_DATA,
-                    PyArray_DIM, PyArray_DIMS, PyArray_IS_C_CONTIGUOUS, PyArray_ISBYTESWAPPED, PyArray_ISWRITEABLE,
-                    PyArray_NDIM, PyArray_SetBaseObject, PyArray_SIZE, PyArray_STRIDE, PyArray_STRIDES, PyArray_TYPE,
-                    import_array, ndarray, npy_intp)
+from numpy cimport (NPY_ARRAY_WRITEABLE, NPY_FLOAT16, NPY_FLOAT32, NPY_INT32, NPY_UINT16, PyArray_Check,
+                    PyArray_DATA, PyArray_DIM, PyArray_DIMS, PyArray_IS_C_CONTIGUOUS, PyArray_ISBYTESWAPPED, PyArray_ISWRITEABLE,
+                    PyArray_ITEMSIZE, PyArray_NDIM, PyArray_SetBaseObject, PyArray_SIZE, PyArray_STRIDE, PyArray_STRIDES,
+                    PyArray_TYPE, import_array, ndarray, npy_intp)
 
 from gdn._checked cimport multiply, span_of
 from gdn._c cimport GDN_TYPE_BF16, GDN_TYPE_F16, GDN_TYPE_F32, GDN_TYPE_I32, gdn_tensor
@@ -25,6 +25,7 @@ cdef extern from "Python.h":
     bint Py_IsInitialized() nogil
 
 cdef extern from "numpy/arrayobject.h":
+    enum: NPY_USERDEF             # the first number of types that numpy does not bring itself
     ndarray PyArray_New(PyTypeObject *, int, const int64_t *, int, const int64_t *, void *, int, int, PyObject *)
 
 import_array()

@@ -93,12 +93,13 @@ def test_slots_without_rows(rng, api, axis):
 
 CONV_REFUSED = REFUSED | {
     **{f"{n} NULL": (spoiled(n, data=None), NULL) for n in ("x", "weight", "out")},
-    **{f"{n} f16": (spoiled(n, type=1), TYPE) for n in TENSORS},
+    **{f"{n} i32": (spoiled(n, type=26), TYPE) for n in TENSORS},
     **{f"{n} extent": (spoiled(n, ne=(1, 7)), SHAPE) for n in TENSORS[1:]},
     **{f"{n} of four axes": (spoiled(n, ne=(3, 2)), SHAPE) for n in TENSORS},
     **{f"{n} negative extent": (spoiled(n, ne=(2, -1)), SHAPE) for n in TENSORS},
     **{f"{n} stride": (spoiled(n, nb=(n != "bias", 6)), STRIDE) for n in TENSORS},
     **{f"{n} address": (lambda c, n=n: setattr(getattr(c.a, n), "data", getattr(c.a, n).data + 2), STRIDE) for n in TENSORS},
+    **{f"{n} f16": (spoiled(n, type=1), TYPE) for n in ("weight", "bias")},
     "weight of width 0": (spoiled("weight", ne=(0, 0)), SHAPE),
     "state of width": (spoiled("state", ne=(0, 4)), SHAPE),
     "state_out of width": (spoiled("state_out", ne=(0, 4)), SHAPE),

@@ -73,7 +73,7 @@ OUTPUTS = ("out", "state_out")
 
 
 @pytest.mark.parametrize("name", NAMES + OUTPUTS)
-@pytest.mark.parametrize("dtype", ["f8", "f2", ">f4", "i4", "i8", "u1", "?", "c8", "O", "M8[s]"])
+@pytest.mark.parametrize("dtype", ["f8", ">f2", ">f4", "i4", "i8", "u1", "u2", "?", "c8", "O", "M8[s]"])
 def test_types_are_not_cast(name, dtype):
     call = Call()
     x = call.whole[name]
@@ -81,7 +81,7 @@ def test_types_are_not_cast(name, dtype):
     refused(gdn.gated_delta_net, {**call.whole, name: spoiled}, call, TypeError, name)
 
 
-@pytest.mark.parametrize("dtype", ["f8", "f2", "i4", ">f4"])
+@pytest.mark.parametrize("dtype", ["f8", ">f2", "i4", "u2", ">f4"])
 def test_caches_are_not_cast(dtype):
     call = Call()
     refused(gdn.gated_delta_net_inplace, {**call.inplace, "cache": call.cache.array.astype(dtype)}, call, TypeError,
@@ -90,12 +90,10 @@ def test_caches_are_not_cast(dtype):
 
 
 @pytest.mark.parametrize("name", NAMES + OUTPUTS)
-@pytest.mark.parametrize("kind", ["f16", "bf16", "i32"])
-def test_tensors_of_other_types(name, kind):
+def test_tensors_of_other_types(name):
     call = Call()
     x = call.whole[name]
-    raw = np.zeros(x.size, np.int32 if kind == "i32" else np.uint16 if kind == "bf16" else np.float16)
-    tensor = gdn.Tensor(raw, list(x.shape[::-1]) + [1] * (4 - x.ndim), type=kind)
+    tensor = gdn.Tensor(np.zeros(x.size, np.int32), list(x.shape[::-1]) + [1] * (4 - x.ndim), type="i32")
     refused(gdn.gated_delta_net, {**call.whole, name: tensor}, call, TypeError, name)
 
 

@@ -63,21 +63,19 @@ cdef gdn_status check_states(const state_call *c, int64_t ne0, int64_t ne1, int6
     cdef const gdn_tensor *y = &c.state_out
     cdef gdn_status status = GDN_OK
     if x.data != NULL:
-        status = check_tensor(&c.error, "cache" if in_place else "state", x, ne0, ne1, ne2, x.ne[3], False)
+        status = check_typed(&c.error, "cache" if in_place else "state", x, ne0, ne1, ne2, x.ne[3], False)
     if y.data != NULL and status == GDN_OK:
-        status = check_tensor(&c.error, "cache" if in_place else "state_out", y, ne0, ne1, ne2, y.ne[3], True)
+        status = check_typed(&c.error, "cache" if in_place else "state_out", y, ne0, ne1, ne2, y.ne[3], True)
     return status
 
 
-cdef gdn_status refuse_given(const error_buffer *error, const char *name, bint given) noexcept nogil:
-    """Refuse an argument that there are no kernels for."""
-    return fail(error, GDN_ERR_VALUE, "%s is given, this library cannot use it", name) if given else GDN_OK
-
-
-cdef gdn_status refuse_rounding(const state_call *c) noexcept nogil:
+cdef gdn_status check_rounding(const state_call *c) noexcept nogil:
     cdef const gdn_call *a = c.args
-    return (refuse_given(&c.error, "rounding", a.rounding != 0) or refuse_given(&c.error, "reserved", a.reserved != 0)
-            or refuse_given(&c.error, "seed", a.seed != 0))
+    if a.reserved != 0:
+        return fail(&c.error, GDN_ERR_VALUE, "reserved is %d", a.reserved)
+    if a.rounding == GDN_ROUND_NEAREST and a.seed != 0:
+        return fail(&c.error, GDN_ERR_VALUE, "seed is given, which only stochastic rounding uses")
+    return check_option(&c.error, "rounding", a.rounding, GDN_ROUND_NEAREST, GDN_ROUND_STOCHASTIC)
 
 
 cdef void finish_plan(state_call *c, int64_t n_items, size_t worker_bytes) noexcept nogil:
@@ -158,7 +156,7 @@ cdef inline int64_t row_out(const state_call *c, int64_t i, int64_t snapshot) no
 cdef gdn_status check_rows(const state_call *c) noexcept nogil:
     """Packed lengths, rows in range, no row written twice."""
     cdef const gdn_call *a = c.args
-    cdef gdn_status status = refuse_rounding(c) or check_lengths(c)
+    cdef gdn_status status = check_rounding(c) or check_lengths(c)
     cdef int64_t n_in = c.state.ne[3], n_out = c.state_out.ne[3]
     cdef int64_t i
     if status != GDN_OK:
@@ -179,8 +177,9 @@ cdef gdn_status check_rows(const state_call *c) noexcept nogil:
             return GDN_OK
         if a.n_snapshots > 1 and a.snapshot_nb != 0 and a.rows_in != NULL and c.state.data == c.state_out.data:
             return fail(&c.error, GDN_ERR_VALUE, "snapshot_nb names no rows: a cache with rows_in needs rows_out")
-        if a.n_snapshots > 1 and a.snapshot_nb & 3:
-            return fail(&c.error, GDN_ERR_STRIDE, "snapshot_nb is %lld, no multiple of 4", a.snapshot_nb)
+        if a.n_snapshots > 1 and a.snapshot_nb & (type_size(c.state_out.type) - 1):
+            return fail(&c.error, GDN_ERR_STRIDE, "snapshot_nb is %lld, no multiple of %lld", a.snapshot_nb,
+                        type_size(c.state_out.type))
         if snapshots_meet(c):
             return fail(&c.error, GDN_ERR_TWICE, "snapshot_nb is %lld: with rows %lld bytes apart one is written twice",
                         a.snapshot_nb, c.state_out.nb[3])
@@ -321,7 +320,7 @@ cdef bint is_own(const state_call *c, int64_t i, int64_t row) noexcept nogil:
     return False
 
 
-cdef int64_t stage_conflicts(const state_call *c, float *staged, gdn_state_rows *rows) noexcept nogil:
+cdef int64_t stage_conflicts(const state_call *c, char *staged, gdn_state_rows *rows) noexcept nogil:
     """How many sequences start from a row that another one writes; copies those rows unless staged is NULL."""
     cdef const gdn_call *a = c.args
     cdef row_window w
@@ -336,15 +335,16 @@ cdef int64_t stage_conflicts(const state_call *c, float *staged, gdn_state_rows 
             if is_written(&w, row) and not is_own(c, i, row):      # own rows are unique: no row is written twice
                 if staged != NULL:
                     stage(c, staged, rows.state_in[i])
-                    rows.state_in[i] = <const char *>staged
+                    rows.state_in[i] = staged
                     rows.state_in_nb[i] = c.staged_nb
-                    staged += row_elements(c)
+                    staged += staged_size(c)
                 n += 1
     return n
 
 
-cdef inline int64_t row_elements(const state_call *c) noexcept nogil:
-    return c.state.ne[0] * c.state.ne[1] * c.state.ne[2]
+cdef inline int64_t staged_size(const state_call *c) noexcept nogil:
+    """Bytes of a staged row, which keeps its type."""
+    return round_up_64(c.state.ne[0] * c.state.ne[1] * c.state.ne[2] * type_size(c.state.type))
 
 
 cdef size_t tables_size(const state_call *c) noexcept nogil:
@@ -360,18 +360,18 @@ cdef inline size_t round_up_64(size_t n) noexcept nogil:
 
 cdef size_t rows_size(const state_call *c) noexcept nogil:
     """Bytes resolve_rows needs."""
-    return tables_size(c) + round_up_64(stage_conflicts(c, NULL, NULL) * row_elements(c) * sizeof(float))
+    return tables_size(c) + stage_conflicts(c, NULL, NULL) * staged_size(c)
 
 
 cdef void resolve_rows(state_call *c, char *scratch, gdn_state_rows *rows) noexcept nogil:
     """The address tables of a checked call, in scratch; rows in conflict are copied there too."""
     cdef const gdn_call *a = c.args
-    cdef int64_t i, snapshot, row
+    cdef int64_t i, snapshot, row, size = type_size(c.state.type)
     cdef char *target
     rows.state_in = <const char **>scratch
     rows.state_in_nb = <const int64_t **>(scratch + a.n_seqs * sizeof(void *))
     rows.state_out = <char **>(scratch + 2 * a.n_seqs * sizeof(void *))
-    c.staged_nb[:] = [4, 4 * c.state.ne[0], 4 * c.state.ne[0] * c.state.ne[1]]
+    c.staged_nb[:] = [size, size * c.state.ne[0], size * c.state.ne[0] * c.state.ne[1]]
     for i in range(a.n_seqs):
         row = row_in(c, i)
         rows.state_in[i] = NULL if row < 0 else <char *>c.state.data + row * c.state.nb[3]
@@ -385,7 +385,7 @@ cdef void resolve_rows(state_call *c, char *scratch, gdn_state_rows *rows) noexc
                 target += row * c.state_out.nb[3]
             rows.state_out[i * a.n_snapshots + snapshot] = NULL if row < 0 else target
     resolve_checkpoints(c, scratch + a.n_seqs * (2 + a.n_snapshots) * sizeof(void *), rows)
-    stage_conflicts(c, <float *>(scratch + tables_size(c)), rows)
+    stage_conflicts(c, scratch + tables_size(c), rows)
 
 
 cdef void resolve_checkpoints(const state_call *c, char *scratch, gdn_state_rows *rows) noexcept nogil:
@@ -408,10 +408,10 @@ cdef void resolve_checkpoints(const state_call *c, char *scratch, gdn_state_rows
     rows.checkpoint_first, rows.checkpoints = first, sorted_
 
 
-cdef void stage(const state_call *c, float *target, const char *row) noexcept nogil:
-    cdef int64_t i0, i1, i2
+cdef void stage(const state_call *c, char *target, const char *row) noexcept nogil:
+    cdef int64_t i0, i1, i2, size = type_size(c.state.type)
     for i2 in range(c.state.ne[2]):
         for i1 in range(c.state.ne[1]):
             for i0 in range(c.state.ne[0]):
-                target[0] = (<const float *>(row + i0 * c.state.nb[0] + i1 * c.state.nb[1] + i2 * c.state.nb[2]))[0]
-                target += 1
+                memcpy(target, row + i0 * c.state.nb[0] + i1 * c.state.nb[1] + i2 * c.state.nb[2], size)
+                target += size

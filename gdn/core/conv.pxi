@@ -12,10 +12,10 @@ cdef gdn_status check_conv(const gdn_conv_args *a, state_call *c, bint in_place)
         return fail(error, GDN_ERR_SHAPE, "weight: width must be at least 1, got %lld", width)
     return (check_option(error, "activation", a.activation, GDN_ACT_NONE, GDN_ACT_SILU)
             or check_counts(error, a.n_threads, a.reserved, a.call.n_snapshots)
-            or check_tensor(error, "x", &a.x, channels, n_tokens, n_batch, 1, False)
+            or check_typed(error, "x", &a.x, channels, n_tokens, n_batch, 1, False)
             or check_tensor(error, "weight", &a.weight, width, channels, 1, 1, False)
             or (check_tensor(error, "bias", &a.bias, channels, 1, 1, 1, False) if a.bias.data != NULL else GDN_OK)
-            or check_tensor(error, "out", &a.out, channels, n_tokens, n_batch, 1, True)
+            or check_typed(error, "out", &a.out, channels, n_tokens, n_batch, 1, True)
             or check_states(c, width - 1, channels, 1, in_place)
             or check_log_tensor(c, "log_x", &a.log_x, channels, a.log_x.ne[1], 1))
 
@@ -82,7 +82,7 @@ cdef int fill_conv(gdn_conv_args *a, CallArrays arrays, x, weight, bias, activat
     a.size = sizeof(gdn_conv_args)
     a.activation = choice(CONV_ACTIVATIONS, activation, "activation")
     a.n_threads = threads_argument(n_threads)
-    arrays.x_name, arrays.x = "x", fit(x, "x", 3, False)
+    arrays.x_name, arrays.x = "x", fit_typed(x, "x", 3, False)
     to_c(arrays.x, &a.x)
     to_c(weight_, &a.weight)
     if bias is not None:
@@ -90,34 +90,36 @@ cdef int fill_conv(gdn_conv_args *a, CallArrays arrays, x, weight, bias, activat
         to_c(bias_, &a.bias)
     arrays.inputs = (("weight", weight_, False), ("bias", bias_, False))
     fill_call(&a.call, arrays, cu_seqlens, a.x.ne[2])
-    arrays.out = np.empty((<object>arrays.x).shape, np.float32) if out is None else fit(out, "out", 3, True)
+    arrays.out = np.empty((<object>arrays.x).shape, result_type(arrays.x)) if out is None else fit_typed(out, "out", 3, True)
     to_c(arrays.out, &a.out)
     return 0
 
 
 def causal_conv1d(x, weight, bias=None, state=None, *, activation="silu", snapshots=None, cu_seqlens=None, out=None,
-                  state_out=None, n_threads=None):
+                  state_out=None, n_threads=None, rounding="nearest", seed=None):
     """Depthwise causal convolution with carried state: (out, state).
 
     ``y[t, c] = act(bias[c] + sum_w weight[c, w] * x[t - width + 1 + w, c])``, inputs before the first token from state.
 
-    x, out      (n_seqs, n_tokens, channels) float32, any strides; out may be exactly x
-    weight      (channels, width), width >= 1;  bias (channels,) or None
-    state       (n_seqs, channels, width - 1): the last inputs, oldest first (ggml's layout); None is zeros
+    x, out      (n_seqs, n_tokens, channels) float32, float16 or bfloat16, any strides; out may be exactly x
+    weight      (channels, width), width >= 1;  bias (channels,) or None; float32
+    state       (n_seqs, channels, width - 1), of any of x's types: the last inputs, oldest first (ggml's layout); None is zeros
     activation  "silu" or None
     snapshots   K >= 1: the returned state has a leading axis of min(K, longest sequence), at least 1; snapshot s is
                 the window s tokens before the end.  Snapshots older than their sequence are zeros in an allocated array and
                 left untouched in a given state_out, which may have more of them.
     cu_seqlens  (n_seqs + 1,) integers from 0 to the total: the sequences lie packed in arrays of n_seqs = 1
     state_out   may be exactly state; nothing else may overlap
+    rounding, seed    of a state, as in :func:`gated_delta_net`, which says what types allocated results have
 
-    Raises ValueError (shape, stride, overlap, option) and TypeError (anything but float32) before anything is
+    Raises ValueError (shape, stride, overlap, option) and TypeError (other types) before anything is
     written.  Same result for any n_threads.  Meaning of ggml_concat + ggml_ssm_conv (+ ggml_silu) in llama.cpp.
     """
     cdef gdn_conv_args a
     cdef CallArrays arrays = CallArrays()
     memset(&a, 0, sizeof(a))
     fill_conv(&a, arrays, x, weight, bias, activation, cu_seqlens, out, n_threads)
+    fill_rounding(&a.call, rounding, seed)
     fill_states(&a.call, arrays, state, state_out, snapshots,
                 (a.call.n_seqs, a.x.ne[0], max(a.weight.ne[0] - 1, <int64_t>0)), a.x.ne[1])
     call_on_states(plan_conv, &a, arrays, False)
@@ -132,10 +134,10 @@ cdef int fill_conv_log(gdn_conv_args *a, CallArrays arrays, TokenLog log) except
 
 def causal_conv1d_inplace(x, weight, bias, cache, rows_in, rows_out=None, *, activation="silu", cu_seqlens=None,
                           out=None, n_threads=None, log=None, log_in=None, log_out=None, parents=None,
-                          checkpoints=None):
+                          checkpoints=None, rounding="nearest", seed=None):
     """:func:`causal_conv1d` on rows of a window cache, in place; returns out.
 
-    cache       (n_rows, channels, width - 1) float32, any strides, written in place
+    cache       (n_rows, channels, width - 1) float32, float16 or bfloat16, any strides, written in place
     rows_in     (n_seqs,) integers: the row every sequence starts from, -1 = zeros
     rows_out    (n_seqs,) or (n_seqs, K): where snapshot s, the window s tokens before the end, goes; -1 = nowhere; those
                 older than their sequence leave their row untouched.  Default: rows_in.
@@ -150,6 +152,7 @@ def causal_conv1d_inplace(x, weight, bias, cache, rows_in, rows_out=None, *, act
     cdef CallArrays arrays = CallArrays()
     memset(&a, 0, sizeof(a))
     fill_conv(&a, arrays, x, weight, bias, activation, cu_seqlens, out, n_threads)
+    fill_rounding(&a.call, rounding, seed)
     fill_cache(&a.call, arrays, cache, 3, rows_in, rows_out, log is not None or parents is not None)
     fill_log(&a.call, arrays, log, log_in, log_out, parents, checkpoints, a.x.ne[1])
     if log is not None:

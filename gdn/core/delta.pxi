@@ -21,12 +21,12 @@ cdef gdn_status check_delta(const gdn_delta_net_args *a, state_call *c, bint in_
     job.single_tokens = n_tokens * n_batch <= job.n_seqs
     job.scale = a.scale if a.flags & GDN_SCALE_GIVEN else 1 / sqrtf(<float>job.S_k)
     return (check_delta_options(a, job, error)
-            or check_tensor(error, "q", &a.q, job.S_k, job.H_k, n_tokens, n_batch, False)
-            or check_tensor(error, "k", &a.k, job.S_k, job.H_k, n_tokens, n_batch, False)
-            or check_tensor(error, "v", &a.v, job.S_v, job.H_v, n_tokens, n_batch, False)
-            or check_tensor(error, "g", &a.g, job.S_k if job.per_channel else 1, job.H_v, n_tokens, n_batch, False)
-            or check_tensor(error, "beta", &a.beta, 1, job.H_v, n_tokens, n_batch, False)
-            or check_tensor(error, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
+            or check_typed(error, "q", &a.q, job.S_k, job.H_k, n_tokens, n_batch, False)
+            or check_typed(error, "k", &a.k, job.S_k, job.H_k, n_tokens, n_batch, False)
+            or check_typed(error, "v", &a.v, job.S_v, job.H_v, n_tokens, n_batch, False)
+            or check_typed(error, "g", &a.g, job.S_k if job.per_channel else 1, job.H_v, n_tokens, n_batch, False)
+            or check_typed(error, "beta", &a.beta, 1, job.H_v, n_tokens, n_batch, False)
+            or check_typed(error, "out", &a.out, job.S_v, job.H_v, n_tokens, n_batch, True)
             or check_states(c, job.S_k, job.S_v, job.H_v, in_place)
             or check_log_tensor(c, "log_k", &a.log_k, job.S_k, job.H_k, a.log_k.ne[2])
             or check_log_tensor(c, "log_d", &a.log_d, job.S_v, job.H_v, a.log_k.ne[2])
@@ -134,8 +134,8 @@ cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l
 
 cdef int fill_inputs(gdn_delta_net_args *a, CallArrays arrays, q, k, v, g, beta, out, cu_seqlens) except -1:
     """q, k (n_seqs, n_tokens, H_k, S_k), v, out (n_seqs, n_tokens, H_v, S_v), g, beta (n_seqs, n_tokens, H_v[, S_k or 1])."""
-    cdef ndarray q_ = fit(q, "q", 4, False), k_ = fit(k, "k", 4, False), g_, beta_
-    arrays.x_name, arrays.x = "v", fit(v, "v", 4, False)
+    cdef ndarray q_ = fit_typed(q, "q", 4, False), k_ = fit_typed(k, "k", 4, False), g_, beta_
+    arrays.x_name, arrays.x = "v", fit_typed(v, "v", 4, False)
     to_c(q_, &a.q)
     to_c(k_, &a.k)
     to_c(arrays.x, &a.v)
@@ -143,7 +143,7 @@ cdef int fill_inputs(gdn_delta_net_args *a, CallArrays arrays, q, k, v, g, beta,
     beta_ = gate_rows(beta, "beta", &a.q, &a.v, &a.beta)
     arrays.inputs = (("q", q_, False), ("k", k_, False), ("g", g_, False), ("beta", beta_, False))
     fill_call(&a.call, arrays, cu_seqlens, a.q.ne[3])
-    arrays.out = np.empty((<object>arrays.x).shape, np.float32) if out is None else fit(out, "out", 4, True)
+    arrays.out = np.empty((<object>arrays.x).shape, result_type(arrays.x)) if out is None else fit_typed(out, "out", 4, True)
     to_c(arrays.out, &a.out)
     return 0
 
@@ -151,7 +151,7 @@ cdef int fill_inputs(gdn_delta_net_args *a, CallArrays arrays, q, k, v, g, beta,
 cdef ndarray gate_rows(obj, str name, const gdn_tensor *q, const gdn_tensor *v, gdn_tensor *t):
     """g or beta as ne = (1 or S_k, H_v, n_tokens, n_seqs): a scalar a head may lack the last (numpy) axis, and a
     Tensor, which always shows four, has then a leading unit axis instead."""
-    cdef ndarray x = as_array(obj, name, False)
+    cdef ndarray x = as_typed(obj, name, False)
     cdef bint bare = x.ndim == 3
     if x.ndim == 4 and isinstance(obj, Tensor) and not (
             x.shape[2] == v.ne[1] and x.shape[1] == v.ne[2] and x.shape[0] == v.ne[3]
@@ -169,19 +169,20 @@ cdef ndarray gate_rows(obj, str name, const gdn_tensor *q, const gdn_tensor *v, 
 cdef void add_unit_axis(gdn_tensor *t) noexcept:
     """Axis 0 of a tensor with at most three."""
     t.ne = [1, t.ne[0], t.ne[1], t.ne[2]]
-    t.nb = [4, t.nb[0], t.nb[1], t.nb[2]]
+    t.nb = [type_size(t.type), t.nb[0], t.nb[1], t.nb[2]]
 
 
 def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, mode="auto", snapshots=None,
                     cu_seqlens=None, qk_l2norm=False, l2_eps=1e-6, l2_form="sum", beta_logit=False, out=None,
-                    state_out=None, n_threads=None):
+                    state_out=None, n_threads=None, rounding="nearest", seed=None):
     """The gated delta rule (GDN, arXiv 2412.06464; KDA, arXiv 2510.26692) over whole sequences: (out, state).
 
     Per value head, with S (S_k, S_v) the state and for every token t::
 
         S   <- exp(g_t) * S;    d = beta_t * (v_t - S^T k_t);    S <- S + k_t d^T;    o_t = scale * S^T q_t
 
-    Shapes (numpy order; every array float32, any strides, read-only is fine):
+    Shapes (numpy order; every array float32, float16 or bfloat16 and none the same type as another needs be, any strides,
+    read-only is fine; float32 is computed):
 
     q, k        (n_seqs, n_tokens, H_k, S_k)
     v, out      (n_seqs, n_tokens, H_v, S_v), H_v a multiple of H_k
@@ -203,14 +204,20 @@ def gated_delta_net(q, k, v, g, beta, state=None, *, scale=None, head_map=None, 
     beta_logit  beta holds logits: sigmoid is applied
     out, state_out    where results go; out may be exactly v, state_out exactly state, and nothing else may overlap
     n_threads   largest number of threads; results have the same bits for any number
+    rounding    of states narrower than float32, once a call: "nearest", ties to even, or "stochastic", up or down by chance so
+                that the mean is right; float16 saturates at 65504
+    seed        of "stochastic", 0 <= seed < 2^64: the same seed, sequence index, number of tokens and element give the same
+                bits whatever the threads and rows, so give every call its own
+    An allocated out has v's type, an allocated state the given one's, else float32; arrays of bfloat16 are ml_dtypes'.
 
-    Raises ValueError (shape, stride, overlap, option), TypeError (anything but float32), before anything is written.
+    Raises ValueError (shape, stride, overlap, option), TypeError (other types), before anything is written.
     """
     cdef gdn_delta_net_args a
     cdef CallArrays arrays = CallArrays()
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
+    fill_rounding(&a.call, rounding, seed)
     fill_states(&a.call, arrays, state, state_out, snapshots, (a.call.n_seqs, a.v.ne[1], a.v.ne[0], a.q.ne[0]), a.q.ne[2])
     call_on_states(plan_delta, &a, arrays, False)
     return arrays.out if out is None else out, arrays.state_out if state_out is None else state_out
@@ -228,12 +235,12 @@ cdef int fill_delta_log(gdn_delta_net_args *a, CallArrays arrays, TokenLog log) 
 def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, scale=None, head_map=None,
                             mode="auto", cu_seqlens=None, qk_l2norm=False, l2_eps=1e-6, l2_form="sum",
                             beta_logit=False, out=None, n_threads=None, log=None, log_in=None, log_out=None,
-                            parents=None, checkpoints=None):
+                            parents=None, checkpoints=None, rounding="nearest", seed=None):
     """The gated delta rule on rows of a state cache, in place: gather, reset, update, snapshots and scatter in one.
 
     q, k, v, g, beta, out and the options are those of :func:`gated_delta_net`; returns out.
 
-    cache       (n_rows, H_v, S_v, S_k) float32, any strides (``swapaxes(-1, -2)`` of a [key][value] cache), written
+    cache       (n_rows, H_v, S_v, S_k) float32, float16 or bfloat16, any strides (``swapaxes(-1, -2)`` of a [key][value] cache), written
                 in place
     rows_in     (n_seqs,) integers: the row every sequence starts from, -1 = zeros
     rows_out    (n_seqs,) or (n_seqs, K): the row where snapshot s, the state s tokens before the end, goes; -1 = nowhere.
@@ -259,6 +266,7 @@ def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, 
     memset(&a, 0, sizeof(a))
     fill_options(&a, scale, head_map, mode, qk_l2norm, l2_eps, l2_form, beta_logit, n_threads)
     fill_inputs(&a, arrays, q, k, v, g, beta, out, cu_seqlens)
+    fill_rounding(&a.call, rounding, seed)
     fill_cache(&a.call, arrays, cache, 4, rows_in, rows_out, log is not None or parents is not None)
     fill_log(&a.call, arrays, log, log_in, log_out, parents, checkpoints, a.q.ne[2])
     if log is not None:

@@ -23,7 +23,7 @@ cdef void run_rowwise(rowwise_call *c, int32_t n_threads) noexcept nogil:
 
 cdef gdn_status check_like(const error_buffer *error, const char *name, const gdn_tensor *t, const gdn_tensor *x,
                            bint writable) noexcept nogil:
-    return check_tensor(error, name, t, x.ne[0], x.ne[1], x.ne[2], x.ne[3], writable)
+    return check_typed(error, name, t, x.ne[0], x.ne[1], x.ne[2], x.ne[3], writable)
 
 
 cdef gdn_status plan_l2_norm(rowwise_call *c, const error_buffer *error, const gdn_tensor *x, float eps, int32_t form,
@@ -94,9 +94,9 @@ cdef void swap_first_axes(gdn_tensor *t) noexcept nogil:
 cdef gdn_status plan_solve_tri(gdn_solve_job *job, const error_buffer *error, const gdn_tensor *a, const gdn_tensor *b,
                                int32_t lower, int32_t unit, const gdn_tensor *out) noexcept nogil:
     job.a, job.b, job.out, job.lower, job.unit = a[0], b[0], out[0], lower, unit
-    return (check_like(error, "b", b, b, False)
+    return (check_tensor(error, "b", b, b.ne[0], b.ne[1], b.ne[2], b.ne[3], False)
             or check_tensor(error, "a", a, b.ne[1], b.ne[1], b.ne[2], b.ne[3], False)
-            or check_like(error, "out", out, b, True))
+            or check_tensor(error, "out", out, b.ne[0], b.ne[1], b.ne[2], b.ne[3], True))
 
 
 cdef void run_solve_tri(gdn_solve_job *job, int32_t n_threads) noexcept nogil:
@@ -164,16 +164,17 @@ FORMS = {"sum": GDN_L2_FORM_SUM, "max": GDN_L2_FORM_MAX}
 
 cdef ndarray rows_array(obj, str name, bint writable):
     """An array of 1 to 4 axes."""
-    cdef ndarray x = as_array(obj, name, writable)
+    cdef ndarray x = as_typed(obj, name, writable)
     if not 1 <= x.ndim <= 4:
         raise ValueError(f"{name} must have 1 to 4 axes, got shape {(<object>x).shape}")
     return x
 
 
-cdef ndarray output_like(ndarray x, out):
+cdef ndarray output_like(ndarray x, out, dtype=None):
+    """An output shaped as x, in its type unless another is given."""
     cdef ndarray y
     if out is None:
-        return np.empty((<object>x).shape, np.float32)
+        return np.empty((<object>x).shape, result_type(x) if dtype is None else dtype)
     y = rows_array(out, "out", True)
     if (<object>y).shape != (<object>x).shape and not isinstance(out, Tensor):
         raise ValueError(f"out has shape {(<object>y).shape}, the input {(<object>x).shape}")
@@ -182,9 +183,10 @@ cdef ndarray output_like(ndarray x, out):
 
 def l2_norm(x, eps=1e-6, *, form="sum", out=None, n_threads=None):
     """``x / sqrt(sum x^2 + eps)`` (form "sum", as FLA and transformers) or ``x / max(||x||, eps)`` ("max", as
-    ggml_l2_norm), along the last axis of x, 1 to 4 axes, float32, any strides.  out may be exactly x.
+    ggml_l2_norm), along the last axis of x, 1 to 4 axes, float32, float16 or bfloat16, any strides.  out may be exactly x;
+    allocated it has x's type.
 
-    Raises ValueError (shape, stride, overlap, option) and TypeError (anything but float32) before anything is written.
+    Raises ValueError (shape, stride, overlap, option) and TypeError (other types) before anything is written.
     """
     cdef ndarray x_ = rows_array(x, "x", False)
     cdef ndarray y = output_like(x_, out)
@@ -204,10 +206,10 @@ def l2_norm(x, eps=1e-6, *, form="sum", out=None, n_threads=None):
 def rms_norm_gated(x, gate, weight, eps=1e-6, *, activation="silu", out=None, n_threads=None):
     """``x / sqrt(mean x^2 + eps) * weight * act(gate)`` along the last axis.
 
-    x, gate, out  the same shape, 1 to 4 axes, float32, any strides; weight (n,).  activation "silu" (GDN) or
-    "sigmoid" (KDA).  out may be exactly x or exactly gate.
+    x, gate, out  the same shape, 1 to 4 axes, float32, float16 or bfloat16, any strides; weight (n,), float32.  activation "silu" (GDN) or
+    "sigmoid" (KDA).  out may be exactly x or exactly gate; allocated it has x's type.
 
-    Raises ValueError (shape, stride, overlap, option) and TypeError (anything but float32) before anything is written.
+    Raises ValueError (shape, stride, overlap, option) and TypeError (other types) before anything is written.
     """
     cdef ndarray x_ = rows_array(x, "x", False)
     cdef ndarray z = rows_array(gate, "gate", False)
@@ -236,17 +238,18 @@ def decay_gate(a, A, dt_bias, *, gate="softplus", lower_bound=None, out=None, n_
     """The log decay g of ``x = a + dt_bias``, in the form that gate names.
 
     a, out      (n_seqs, n_tokens, H) with dt_bias (H,): scalar gate; or (n_seqs, n_tokens, H, S_k) with dt_bias
-                (H, S_k) or (H * S_k,): per key channel.  float32, any strides; out may be exactly a
-    A           (H,): -exp(A_log) (GGUF's ssm_a is A already), 0 or less; 0 * -inf counts as 0, a decay of exactly 1
+                (H, S_k) or (H * S_k,): per key channel.  float32, float16 or bfloat16, any strides; out may be exactly a,
+                allocated it is float32
+    A           (H,), float32 as dt_bias is: -exp(A_log) (GGUF's ssm_a is A already), 0 or less; 0 * -inf counts as 0, a decay of exactly 1
     gate        "softplus": A softplus(x), with no lower_bound;  "bounded": lower_bound sigmoid(-A x), as FLA's KDA has it;
                 "clamped": max(A softplus(x), lower_bound)
     lower_bound a number below 0, or None.  A bound alone names no form: without gate= it is refused
 
     softplus keeps a relative accuracy of 1e-6 for any argument, results below float32's normal range included.
     Raises ValueError (shape, stride, overlap, option, a bound that is missing or not used, an A above 0 or NaN) and TypeError
-    (anything but float32) before anything is written.
+    (other types) before anything is written.
     """
-    cdef ndarray a_ = as_array(a, "a", False)
+    cdef ndarray a_ = as_typed(a, "a", False)
     cdef ndarray A_ = fit(A, "A", 1, False)
     cdef ndarray bias = as_array(dt_bias, "dt_bias", False)
     cdef ndarray y
@@ -257,8 +260,8 @@ def decay_gate(a, A, dt_bias, *, gate="softplus", lower_bound=None, out=None, n_
     if isinstance(dt_bias, Tensor):
         bias = fit(dt_bias, "dt_bias", 1 if bias.shape[2] == 1 else 2, False)
     if isinstance(a, Tensor) and is_scalar_gate(a_, A_.shape[0], bias.size):
-        a_ = fit(a, "a", 3, False)
-    y = fit(out, "out", a_.ndim, True) if isinstance(out, Tensor) else output_like(a_, out)
+        a_ = fit_typed(a, "a", 3, False)
+    y = fit_typed(out, "out", a_.ndim, True) if isinstance(out, Tensor) else output_like(a_, out, np.float32)
     plan_gate_arrays(&c, a_, A_, bias, choice(GATES, gate, "gate"), lower_bound, y)
     check_overlap("out", y, (("a", a_, True), ("A", A_, False), ("dt_bias", bias, False)))
     with nogil:
@@ -306,8 +309,8 @@ def solve_tri(a, b, *, lower=True, unit=False, out=None, n_threads=None):
 
     Raises ValueError (shape, stride, overlap) and TypeError (anything but float32) before anything is written.
     """
-    cdef ndarray a_ = rows_array(a, "a", False)
-    cdef ndarray b_ = rows_array(b, "b", False)
+    cdef ndarray a_ = rows_array(as_array(a, "a", False), "a", False)
+    cdef ndarray b_ = rows_array(as_array(b, "b", False), "b", False)
     cdef ndarray y = output_like(b_, out)
     cdef gdn_tensor c_a, c_b, c_out
     cdef gdn_solve_job job

@@ -43,11 +43,29 @@ cdef int fill_call(gdn_call *c, CallArrays arrays, cu_seqlens, int64_t n_batch) 
     return 0
 
 
+ROUNDINGS = {"nearest": GDN_ROUND_NEAREST, "stochastic": GDN_ROUND_STOCHASTIC}
+
+
+cdef int fill_rounding(gdn_call *c, rounding, seed) except -1:
+    """How states narrower than float32 are rounded; a seed is of stochastic rounding, which needs one."""
+    c.rounding = choice(ROUNDINGS, rounding, "rounding")
+    if (seed is None) != (c.rounding == GDN_ROUND_NEAREST):
+        raise ValueError(f"rounding {rounding!r} needs a seed" if seed is None else f"seed is {seed!r}, which rounding "
+                         f"{rounding!r} does not use")
+    if seed is not None:
+        if isinstance(seed, (bool, np.bool_)) or not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed must be 0 to 2^64 - 1, got {seed}")
+        c.seed = seed
+    return 0
+
+
 cdef int fill_states(gdn_call *c, CallArrays arrays, state, state_out, snapshots, tuple shape, int64_t n_tokens) except -1:
     """The states given and wanted, `shape` those of one snapshot of all sequences."""
     cdef int64_t n_snapshots = 1 if snapshots is None else integer(snapshots, "snapshots", 1)
     if state is not None:
-        arrays.state = fit(state, "state", len(shape), False)
+        arrays.state = fit_typed(state, "state", len(shape), False)
         to_c(arrays.state, &c.state)
         if arrays.state.shape[0] != shape[0]:
             raise ValueError(f"state holds {arrays.state.shape[0]} sequences, the call has {shape[0]}")
@@ -60,7 +78,7 @@ cdef int fill_states(gdn_call *c, CallArrays arrays, state, state_out, snapshots
 
 cdef int fill_cache(gdn_call *c, CallArrays arrays, cache, int ndim, rows_in, rows_out, bint keeps_none) except -1:
     """The cache of a call in place and its rows; keeps_none: without rows_out nothing is kept, else rows_in's rows."""
-    cdef ndarray x = fit(cache, "cache", ndim, True)
+    cdef ndarray x = fit_typed(cache, "cache", ndim, True)
     to_c(x, &c.state)
     if rows_out is None and keeps_none:
         rows_out = np.full(c.n_seqs, -1, np.int64)
@@ -143,21 +161,22 @@ cdef ndarray state_target(gdn_call *c, tuple shape, ndarray state, state_out, bi
     cdef ndarray x, first
     cdef int ndim = len(shape)
     if state_out is None:
+        dtype = np.float32 if state is None else result_type(state)
         if with_snapshots:
-            x = np.zeros((c.n_snapshots, *shape), np.float32)
+            x = np.zeros((c.n_snapshots, *shape), dtype)
         else:
-            x = np.empty(shape, np.float32) if state is None else np.empty_like(state, subok=False)
+            x = np.empty(shape, dtype) if state is None else np.empty_like(state, dtype=dtype, subok=False)
     elif not with_snapshots:
-        x = fit(state_out, "state_out", ndim, True)
+        x = fit_typed(state_out, "state_out", ndim, True)
     elif isinstance(state_out, Tensor):
-        x = split_snapshots(fit(state_out, "state_out", ndim, True), shape[0])
+        x = split_snapshots(fit_typed(state_out, "state_out", ndim, True), shape[0])
     else:
-        x = fit(state_out, "state_out", ndim + 1, True)
+        x = fit_typed(state_out, "state_out", ndim + 1, True)
     first = x
     if with_snapshots:
         if x.shape[0] < c.n_snapshots:
             raise ValueError(f"state_out has room for {x.shape[0]} snapshots, {c.n_snapshots} are to be kept")
-        c.snapshot_nb = x.strides[0] if x.strides[0] != 0 else 4      # empty snapshots have no distance, 0 has a meaning
+        c.snapshot_nb = x.strides[0] if x.strides[0] != 0 else x.itemsize      # empty snapshots have no distance, 0 has a meaning
         first = x[0]
     if (<object>first).shape != shape:
         raise ValueError(f"state_out holds states of shape {(<object>first).shape}, the call makes {shape}")

@@ -14,8 +14,8 @@ cdef extern from *:
         ((error)->text != NULL && (error)->size > 0 ? (void)snprintf((error)->text, (error)->size, __VA_ARGS__) : (void)0, \
          (status))
     static const char *const gdn_status_strings[] = {
-        "ok", "a required pointer is NULL", "a tensor is not float32", "extents disagree or are negative",
-        "a stride or address is no multiple of 4, or an output is broadcast",
+        "ok", "a required pointer is NULL", "a tensor's type is none that the call takes", "extents disagree or are negative",
+        "a stride or address is no multiple of its element's size, or an output is broadcast",
         "an option is unknown, missing or out of range", "a row is outside the cache",
         "scratch is too small", "a struct's size is unknown to this library", "the ring has no free slot",
         "unknown sequence", "the sequence's state was lost in a step that never committed",
@@ -100,14 +100,26 @@ cdef gdn_status check_counts(const error_buffer *error, int32_t n_threads, int32
 
 cdef gdn_status check_tensor(const error_buffer *error, const char *name, const gdn_tensor *t, int64_t ne0, int64_t ne1,
                              int64_t ne2, int64_t ne3, bint writable) noexcept nogil:
-    """Type, extents, alignment of one tensor; nothing is dereferenced."""
+    """A float32 tensor's type, extents and alignment; nothing is dereferenced."""
+    if t.type != GDN_TYPE_F32:
+        return fail(error, GDN_ERR_TYPE, "%s must be float32, got type %d", name, t.type)
+    return check_typed(error, name, t, ne0, ne1, ne2, ne3, writable)
+
+
+cdef inline int64_t type_size(int32_t type) noexcept nogil:
+    return 4 if type == GDN_TYPE_F32 else 2
+
+
+cdef gdn_status check_typed(const error_buffer *error, const char *name, const gdn_tensor *t, int64_t ne0, int64_t ne1,
+                            int64_t ne2, int64_t ne3, bint writable) noexcept nogil:
+    """The same of an activation or a state: float32, float16 or bfloat16."""
     cdef int64_t want[4]
-    cdef int64_t low, high
+    cdef int64_t low, high, size = type_size(t.type)
     cdef int i
     cdef bint empty = False
     want[:] = [ne0, ne1, ne2, ne3]
-    if t.type != GDN_TYPE_F32:
-        return fail(error, GDN_ERR_TYPE, "%s must be float32, got type %d", name, t.type)
+    if t.type != GDN_TYPE_F32 and t.type != GDN_TYPE_F16 and t.type != GDN_TYPE_BF16:
+        return fail(error, GDN_ERR_TYPE, "%s must be float32, float16 or bfloat16, got type %d", name, t.type)
     for i in range(4):
         if want[i] < 0:
             return fail(error, GDN_ERR_SHAPE, "%s: extent %lld is negative", name, want[i])
@@ -120,15 +132,15 @@ cdef gdn_status check_tensor(const error_buffer *error, const char *name, const 
         return GDN_OK
     if t.data == NULL:
         return fail(error, GDN_ERR_NULL, "%s: data is NULL", name)
-    if <uintptr_t>t.data & 3:
-        return fail(error, GDN_ERR_STRIDE, "%s: address %p is no multiple of 4", name, t.data)
+    if <uintptr_t>t.data & (size - 1):
+        return fail(error, GDN_ERR_STRIDE, "%s: address %p is no multiple of %lld", name, t.data, size)
     for i in range(4):
-        if t.ne[i] > 1 and t.nb[i] & 3:
-            return fail(error, GDN_ERR_STRIDE, "%s: stride %lld is no multiple of 4", name, t.nb[i])
+        if t.ne[i] > 1 and t.nb[i] & (size - 1):
+            return fail(error, GDN_ERR_STRIDE, "%s: stride %lld is no multiple of %lld", name, t.nb[i], size)
         if writable and t.ne[i] > 1 and t.nb[i] == 0:
             return fail(error, GDN_ERR_STRIDE, "%s is written, but an axis of extent %lld has stride 0", name,
                         t.ne[i])
-    if span_of(4, t.ne, t.nb, sizeof(float), &low, &high):
+    if span_of(4, t.ne, t.nb, size, &low, &high):
         return fail(error, GDN_ERR_SHAPE,
                     "%s spans more than 2^63 bytes: extents [%lld, %lld, %lld, %lld], byte strides [%lld, %lld, %lld, %lld]",
                     name, t.ne[3], t.ne[2], t.ne[1], t.ne[0], t.nb[3], t.nb[2], t.nb[1], t.nb[0])

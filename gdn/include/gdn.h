@@ -10,9 +10,10 @@
  *
  * Ownership   The library never allocates, frees or keeps caller memory.  Scratch comes from the caller:
  *             ask the `*_scratch_size` function with the same arguments, hand in that many bytes at any address.
- * Strides     `nb` is in bytes and signed; any multiple of 4 is legal on every axis: permuted, padded, negative,
+ * Strides     `nb` is in bytes and signed; any multiple of the element's size is legal on every axis: permuted, padded, negative,
  *             and (inputs only) 0 to broadcast.  `ne[0]` is the fastest axis by convention, as in ggml.
- * Types       Kernels take float32 (GDN_TYPE_F32) only; anything else is GDN_ERR_TYPE.
+ * Types       float32 is computed.  Activations (q, k, v, g, beta, out, x, a, gate) and states may be float32, float16 or
+ *             bfloat16, each its own; the rest is float32.  Anything else is GDN_ERR_TYPE.
  * Aliasing    Stated per function.  Overlaps that are not allowed there are the caller's duty: C calls do not
  *             look for them (the Python functions do).
  * Threads     Every function may be called from several threads at once on memory that is not shared, except
@@ -37,9 +38,9 @@ extern "C" {
 typedef enum gdn_status {
     GDN_OK            = 0,
     GDN_ERR_NULL      = 1,  /* a required pointer is NULL */
-    GDN_ERR_TYPE      = 2,  /* a tensor is not float32 */
+    GDN_ERR_TYPE      = 2,  /* a tensor's type is none that the call takes */
     GDN_ERR_SHAPE     = 3,  /* extents disagree or are negative */
-    GDN_ERR_STRIDE    = 4,  /* a stride or address is no multiple of 4, or an output is broadcast */
+    GDN_ERR_STRIDE    = 4,  /* a stride or address is no multiple of its element's size, or an output is broadcast */
     GDN_ERR_VALUE     = 5,  /* an option is unknown, missing or out of range */
     GDN_ERR_ROW       = 6,  /* a row index is outside the cache */
     GDN_ERR_SCRATCH   = 7,  /* scratch is smaller than the size function asks for */
@@ -129,7 +130,11 @@ enum {
  * A sequence without tokens keeps its log, and its snapshots and checkpoints are written.  causal_conv1d takes the same lists:
  * a token's window is its last width-1 ancestors, the log's x among them, and the row's window before those.
  *
- * There are no kernels for stochastic rounding: anything but zero in rounding and seed is GDN_ERR_VALUE. */
+ * Narrow states.  state and state_out may be float16 or bfloat16.  What is computed of them is float32: a state is rounded
+ * once a call, as it is written.  GDN_ROUND_NEAREST takes ties to even.  GDN_ROUND_STOCHASTIC goes up with the probability of
+ * what is cut off, by bits that follow from the seed, the sequence's index, how many tokens of the call the state has seen and
+ * the element's index in its row: the same for any threads and rows, so every call wants a seed of its own.  A finite number
+ * beyond float16 becomes 65504; out and other activations are rounded to nearest, to infinity beyond. */
 typedef struct gdn_call {
     gdn_tensor state, state_out;
     int64_t  n_seqs;
@@ -151,7 +156,7 @@ typedef struct gdn_call {
     int64_t  n_checkpoints;
     int32_t  rounding;          /* GDN_ROUND_*: how states narrower than float32 are stored */
     int32_t  reserved;          /* 0 */
-    uint64_t seed;              /* of GDN_ROUND_STOCHASTIC */
+    uint64_t seed;              /* of GDN_ROUND_STOCHASTIC, else 0 */
 } gdn_call;
 
 enum { GDN_ROUND_NEAREST = 0, GDN_ROUND_STOCHASTIC = 1 };

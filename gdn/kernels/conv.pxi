@@ -88,9 +88,9 @@ cdef void conv_load(conv_work_item *item) noexcept nogil:
     cdef const gdn_tensor *b = &item.job.args.bias
     cdef const char *state = item.job.rows.state_in[item.seq]
     cdef const int64_t *nb = item.job.rows.state_in_nb[item.seq]
-    load_rows(item, item.buf.weight, <const char *>w.data, w.nb, item.job.width)
+    load_rows(item, item.buf.weight, <const char *>w.data, w.nb, item.job.width, GDN_TYPE_F32)
     if state != NULL:
-        load_rows(item, item.buf.history, state, nb, item.job.width - 1)
+        load_rows(item, item.buf.history, state, nb, item.job.width - 1, item.job.args.call.state.type)
     else:
         memset(item.buf.history, 0, (item.job.width - 1) * item.buf.ld * sizeof(float))
     if b.data != NULL:
@@ -99,35 +99,41 @@ cdef void conv_load(conv_work_item *item) noexcept nogil:
         memset(item.buf.bias, 0, item.buf.ld * sizeof(float))
 
 
-cdef void load_rows(const conv_work_item *item, float *rows, const char *src, const int64_t *nb, int64_t n) noexcept nogil:
+cdef void load_rows(const conv_work_item *item, float *rows, const char *src, const int64_t *nb, int64_t n,
+                    int type) noexcept nogil:
     """n rows of this part's channels; nb: byte strides over rows and channels."""
     cdef int64_t p
     src += item.channel * nb[1]
-    if interleaved(nb, n) and n == 4:
-        load_interleaved(item, rows, <const float *>src, 4)
-    elif interleaved(nb, n):
-        load_interleaved(item, rows, <const float *>src, 3)
+    if interleaved(nb, n, type) and n == 4:
+        load_interleaved(item, rows, src, 4, type)
+    elif interleaved(nb, n, type):
+        load_interleaved(item, rows, src, 3, type)
     else:
         for p in range(n):
-            pack_row(rows + p * item.buf.ld, src + p * nb[0], nb[1], item.n_channels, item.buf.ld)
+            pack_typed(rows + p * item.buf.ld, src + p * nb[0], nb[1], type, item.n_channels, item.buf.ld)
 
 
-cdef inline bint interleaved(const int64_t *nb, int64_t n) noexcept nogil:
+cdef inline bint interleaved(const int64_t *nb, int64_t n, int type) noexcept nogil:
     """Whether every channel's n numbers lie side by side, for the n that have code of their own: width 4 and its state."""
-    return (n == 3 or n == 4) and nb[0] == 4 and nb[1] == 4 * n
+    return (n == 3 or n == 4) and nb[0] == type_size(type) and nb[1] == n * nb[0]
 
 
-cdef inline void load_interleaved(const conv_work_item *item, float *rows, const float *src, const int n) noexcept nogil:
+cdef inline void load_interleaved(const conv_work_item *item, float *rows, const char *src, const int n, int type) noexcept nogil:
     cdef vf block[4]
-    cdef int64_t c = 0
+    cdef float widened[4 * VL]
+    cdef int64_t c = 0, size = type_size(type)
     cdef int p
     while c + VL <= item.n_channels:
-        v_load_interleaved(block, src + n * c, n)
+        if type == GDN_TYPE_F32:
+            v_load_interleaved(block, <const float *>src + n * c, n)
+        else:
+            pack_typed(widened, src + n * c * size, size, type, n * VL, n * VL)
+            v_load_interleaved(block, widened, n)
         for p in range(n):
             v_store(rows + p * item.buf.ld + c, block[p])
         c += VL
     for p in range(n):
-        pack_row(rows + p * item.buf.ld + c, <const char *>(src + n * c + p), 4 * n, item.n_channels - c, item.buf.ld - c)
+        pack_typed(rows + p * item.buf.ld + c, src + (n * c + p) * size, n * size, type, item.n_channels - c, item.buf.ld - c)
 
 
 cdef inline char *token_at(const conv_work_item *item, const gdn_tensor *x, int64_t t) noexcept nogil:
@@ -135,8 +141,10 @@ cdef inline char *token_at(const conv_work_item *item, const gdn_tensor *x, int6
     return <char *>x.data + item.channel * x.nb[0] + (item.start + t) * x.nb[1] + item.batch * x.nb[2]
 
 
-cdef inline const char *input_at(const conv_work_item *item, int64_t t, int64_t *nb) noexcept nogil:
-    """This part's channels of token t, t < 0: the log's, and before its oldest entry the row's; nb: bytes between them."""
+cdef inline const char *input_at(const conv_work_item *item, int64_t t, int64_t *nb, int *type) noexcept nogil:
+    """This part's channels of token t, t < 0: the log's, and before its oldest entry the row's; nb: bytes between
+    them."""
+    type[0] = item.job.args.x.type if t >= 0 else GDN_TYPE_F32
     if t >= 0:
         nb[0] = item.job.args.x.nb[0]
         return token_at(item, &item.job.args.x, t)
@@ -169,55 +177,73 @@ cdef void conv_keep(const conv_work_item *item) noexcept nogil:
             if item.log_out[t] >= 0:
                 entry = entry_at(item, item.log_out[t])
                 for c in range(item.n_channels):
-                    (<float *>(entry + c * item.job.args.log_x.nb[0]))[0] = at(
-                        token_at(item, &item.job.args.x, t) + c * item.job.args.x.nb[0])
+                    (<float *>(entry + c * item.job.args.log_x.nb[0]))[0] = load_type(
+                        token_at(item, &item.job.args.x, t) + c * item.job.args.x.nb[0], item.job.args.x.type)
 
 
 cdef void keep_window(const conv_work_item *item, char *row, int64_t stop) noexcept nogil:
     """The last width - 1 inputs before token `stop`; row NULL is nowhere."""
     cdef const int64_t *nb = item.job.args.call.state_out.nb
     cdef int64_t n = item.job.width - 1, first = stop - n, p, c, src_nb
+    cdef int type = item.job.args.call.state_out.type, src_type
+    cdef gdn_rounding r = rounding_at(&item.job.args.call, item.seq, stop)
     cdef const char *src
     if row == NULL:
         return
     row += item.channel * nb[1]
-    if interleaved(nb, n) and item.job.args.x.nb[0] == 4 and (item.n_entries == 0 or item.job.args.log_x.nb[0] == 4):
-        if n == 4:
-            keep_interleaved(item, <float *>row, first, 4)
-        else:
-            keep_interleaved(item, <float *>row, first, 3)
-        return
-    for p in range(n):
-        src = input_at(item, first + p, &src_nb)
-        for c in range(item.n_channels):
-            (<float *>(row + p * nb[0] + c * nb[1]))[0] = at(src + c * src_nb)
+    if interleaved(nb, n, type) and n == 4:
+        keep_interleaved(item, row, &r, first, 4, type)
+    elif interleaved(nb, n, type):
+        keep_interleaved(item, row, &r, first, 3, type)
+    else:
+        for p in range(n):
+            src = input_at(item, first + p, &src_nb, &src_type)
+            for c in range(item.n_channels):
+                store_rounded(row + p * nb[0] + c * nb[1], load_type(src + c * src_nb, src_type), type, &r,
+                              <uint32_t>((item.channel + c) * n + p))
 
 
-cdef inline void keep_interleaved(const conv_work_item *item, float *row, int64_t first, const int n) noexcept nogil:
+cdef inline void keep_interleaved(const conv_work_item *item, char *row, const gdn_rounding *r, int64_t first, const int n,
+                                  int type) noexcept nogil:
     """n inputs from the first on, each channel's side by side."""
-    cdef const float *x[4]
+    cdef const char *x[4]
+    cdef int64_t nb[4]
+    cdef int types[4]
     cdef vf block[4]
-    cdef int64_t c = 0, nb
+    cdef float rounded[4 * VL]
+    cdef int64_t c = 0, size = type_size(type)
+    cdef uint32_t e
     cdef int p
     for p in range(n):
-        x[p] = <const float *>input_at(item, first + p, &nb)
+        x[p] = input_at(item, first + p, nb + p, types + p)
     while c + VL <= item.n_channels:
         for p in range(n):
-            block[p] = v_load(x[p] + c)
-        v_store_interleaved(row + n * c, block, n)
+            block[p] = lanes_load_typed(x[p] + c * nb[p], nb[p], types[p], VL)
+        if type == GDN_TYPE_F32:
+            v_store_interleaved(<float *>row + n * c, block, n)
+        else:
+            v_store_interleaved(rounded, block, n)
+            for p in range(n):
+                e = <uint32_t>((item.channel + c) * n + p * VL)
+                if type == GDN_TYPE_BF16:
+                    v_store_rounded(row + (n * c + p * VL) * 2, v_load(rounded + p * VL), GDN_TYPE_BF16, r, e, 1)
+                else:
+                    v_store_rounded(row + (n * c + p * VL) * 2, v_load(rounded + p * VL), GDN_TYPE_F16, r, e, 1)
         c += VL
     while c < item.n_channels:
         for p in range(n):
-            row[n * c + p] = x[p][c]
+            store_rounded(row + (n * c + p) * size, load_type(x[p] + c * nb[p], types[p]), type, r,
+                          <uint32_t>((item.channel + c) * n + p))
         c += 1
 
 
 cdef void conv_skip_log(conv_work_item *item) noexcept nogil:
     """The history from before the log to behind it."""
     cdef int64_t n = item.job.width - 1, p, nb
+    cdef int type
     cdef const char *src
     for p in range(n):                       # ascending: what is read of the old history lies ahead
-        src = input_at(item, p - n, &nb)
+        src = input_at(item, p - n, &nb, &type)
         pack_row(item.buf.history + p * item.buf.ld, src, nb, item.n_channels, item.buf.ld)
 
 
@@ -231,7 +257,8 @@ cdef void conv_tree(conv_work_item *item) noexcept nogil:
     for c from 0 <= c < item.n_channels by VL:
         lanes = min(<int64_t>VL, item.n_channels - c)
         for t in range(item.n_tokens):
-            item.buf.tokens[t] = lanes_load(token_at(item, &args.x, t) + c * args.x.nb[0], args.x.nb[0], lanes)
+            item.buf.tokens[t] = lanes_load_typed(token_at(item, &args.x, t) + c * args.x.nb[0], args.x.nb[0], args.x.type,
+                                                  lanes)
         for t in range(item.n_tokens):
             j = t
             for p in range(width - 1, -1, -1):
@@ -242,7 +269,7 @@ cdef void conv_tree(conv_work_item *item) noexcept nogil:
                 y += v_load(item.buf.weight + p * item.buf.ld + c) * window[p]
             if args.activation == GDN_ACT_SILU:
                 y = v_silu(y)
-            lanes_store(token_at(item, &args.out, t) + c * args.out.nb[0], args.out.nb[0], y, lanes)
+            lanes_store_typed(token_at(item, &args.out, t) + c * args.out.nb[0], args.out.nb[0], args.out.type, y, lanes)
 
 
 cdef void conv_run(conv_work_item *item) noexcept nogil:
@@ -274,13 +301,13 @@ cdef inline void conv_walk(const conv_work_item *item, vf *window, int64_t t0, i
     for p in range(width - 1):
         window[p] = v_load(item.buf.history + p * item.buf.ld + c)
     for t in range(n):
-        window[width - 1] = lanes_load(x_t, x.nb[0], lanes)
+        window[width - 1] = lanes_load_typed(x_t, x.nb[0], x.type, lanes)
         y = v_load(item.buf.bias + c)
         for p in range(width):
             y += weight[p] * window[p]
         if silu:
             y = v_silu(y)
-        lanes_store(out_t, out.nb[0], y, lanes)
+        lanes_store_typed(out_t, out.nb[0], out.type, y, lanes)
         for p in range(width - 1):
             window[p] = window[p + 1]
         x_t += x.nb[1]

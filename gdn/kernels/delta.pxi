@@ -52,6 +52,8 @@ cdef void delta_item(const void *job, int64_t i, void *scratch) noexcept nogil:
     kept = oldest_kept(&item)
     n_chunked = item.n_tokens - kept if item.n_tokens >= item.job.chunked_from else 0
     order = state_order(&item) if n_chunked == 0 else PANELS
+    if item.n_tokens > 1 and type_in_place(&item) != GDN_TYPE_F32:
+        order = PANELS               # a state is rounded once a call
     if order == PANELS:
         for m in range(item.n_heads):
             load_head(&item, m)

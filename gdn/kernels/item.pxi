@@ -8,10 +8,6 @@ cdef enum:
     GAP = 64                     # floats
     FEW_TOKENS = 16              # tokens that a call with lists takes to a state in place; more run chunked
 
-cdef struct state_view:          # one head's state: address and byte strides over key, value column
-    char *p
-    int64_t nb[2]
-
 cdef struct log_buffers:         # of a call with a token log, a tree or checkpoints (log.pxi): n columns, T tokens
     int64_t n_ld                 # columns, padded
     int64_t *up                  # [n] a column's parent, -1 for the first
@@ -221,6 +217,7 @@ cdef state_view view_in(const delta_work_item *item, int64_t m) noexcept nogil:
     cdef state_view x
     cdef const int64_t *nb = item.job.rows.state_in_nb[item.seq]
     x.p = <char *>item.job.rows.state_in[item.seq]
+    x.type, x.element = item.job.args.call.state.type, 0
     x.nb[0] = nb[0]
     x.nb[1] = nb[1]
     if x.p != NULL:
@@ -232,6 +229,8 @@ cdef state_view view_in_row(const delta_work_item *item, char *row, int64_t m) n
     cdef const int64_t *nb = item.job.args.call.state_out.nb
     cdef state_view x
     x.p = row + value_head(item, m) * nb[2] + item.column * nb[1]
+    x.type = item.job.args.call.state_out.type
+    x.element = <uint32_t>((value_head(item, m) * item.job.S_v + item.column) * item.job.S_k)
     x.nb[0] = nb[0]
     x.nb[1] = nb[1]
     return x
@@ -247,19 +246,30 @@ cdef state_view view_after(const delta_work_item *item, int64_t m, int64_t t, in
     if row != NULL:
         return view_in_row(item, row, m)
     x.p = <char *>(item.buf.states + m * item.buf.state_size)
-    x.nb[0] = 4 if order == KEYS else 4 * item.n_columns
-    x.nb[1] = 4 * item.job.S_k if order == KEYS else 4
+    x.type, x.element = type_in_place(item), 0
+    x.nb[0] = type_size(x.type) * (1 if order == KEYS else item.n_columns)
+    x.nb[1] = type_size(x.type) * (item.job.S_k if order == KEYS else 1)
     return x
+
+
+cdef inline int type_in_place(const delta_work_item *item) noexcept nogil:
+    """Of the rows that this item reads and writes, where that is one."""
+    cdef const gdn_call *call = &item.job.args.call
+    return call.state.type if call.state_out.data == NULL else call.state_out.type
 
 
 cdef int state_order(const delta_work_item *item) noexcept nogil:
     """Whether every row this item reads or writes can be worked on in place, and along which index."""
+    cdef const gdn_call *call = &item.job.args.call
     cdef const int64_t *nb_in = item.job.rows.state_in_nb[item.seq]
-    cdef const int64_t *nb_out = item.job.args.call.state_out.nb
-    cdef bint reads = item.job.rows.state_in[item.seq] != NULL, writes = item.job.args.call.state_out.data != NULL
-    if item.job.S_k % VL == 0 and (not reads or nb_in[0] == 4) and (not writes or nb_out[0] == 4):
+    cdef const int64_t *nb_out = call.state_out.nb
+    cdef bint reads = item.job.rows.state_in[item.seq] != NULL, writes = call.state_out.data != NULL
+    cdef int64_t size = type_size(type_in_place(item))
+    if (reads and call.state.type != type_in_place(item)) or (size != 4 and call.rounding != GDN_ROUND_NEAREST):
+        return PANELS
+    if item.job.S_k % VL == 0 and (not reads or nb_in[0] == size) and (not writes or nb_out[0] == size):
         return KEYS
-    if item.n_columns % VL == 0 and (not reads or nb_in[1] == 4) and (not writes or nb_out[1] == 4):
+    if item.n_columns % VL == 0 and (not reads or nb_in[1] == size) and (not writes or nb_out[1] == size):
         return VALUES
     return PANELS
 
@@ -276,29 +286,31 @@ cdef int64_t oldest_kept(const delta_work_item *item) noexcept nogil:
 
 cdef void load_head(const delta_work_item *item, int64_t m) noexcept nogil:
     cdef state_view x = view_in(item, m)
-    load_state(item.buf.states + m * item.buf.state_size, item.buf.state_rows, x.p, x.nb, item.job.S_k, item.n_columns)
+    load_panels(item.buf.states + m * item.buf.state_size, item.buf.state_rows, &x, item.job.S_k, item.n_columns)
 
 
 cdef void keep_head(const delta_work_item *item, int64_t m, int64_t t) noexcept nogil:
     """The packed state after token t to its snapshot, if that has a row."""
     cdef char *row = snapshot_row(item, t)
     if row != NULL:
-        store_head(item, m, row)
+        store_head(item, m, row, t + 1)
 
 
-cdef void store_head(const delta_work_item *item, int64_t m, char *row) noexcept nogil:
-    """The packed state to a row."""
+cdef void store_head(const delta_work_item *item, int64_t m, char *row, int64_t n) noexcept nogil:
+    """The packed state, which is that after n tokens, to a row."""
     cdef state_view x = view_in_row(item, row, m)
-    store_state(x.p, x.nb, item.buf.states + m * item.buf.state_size, item.buf.state_rows, item.job.S_k, item.n_columns)
+    cdef gdn_rounding r = rounding_at(&item.job.args.call, item.seq, n)
+    store_panels(&x, &r, item.buf.states + m * item.buf.state_size, item.buf.state_rows, item.job.S_k, item.n_columns)
 
 
 cdef void pass_state_on(const delta_work_item *item, int64_t m) noexcept nogil:
-    """A sequence without tokens: its state, bit for bit."""
+    """A sequence without tokens: its state, bit for bit where the types are one."""
     cdef char *row = item.job.rows.state_out[item.seq * item.job.n_snapshots]
+    cdef gdn_rounding r = rounding_at(&item.job.args.call, item.seq, 0)
     cdef state_view source = view_in(item, m), target
     if row != NULL:
         target = view_in_row(item, row, m)
-        copy_state(target.p, target.nb, source.p, source.nb, item.job.S_k, item.n_columns)
+        move_state(&target, &source, &r, item.job.S_k, item.n_columns)
 
 
 # ---- tokens from caller memory ---------------------------------------------------------------------------------
@@ -308,14 +320,14 @@ cdef void load_keys(delta_work_item *item, int64_t t0, int64_t n) noexcept nogil
     cdef const gdn_delta_net_args *args = item.job.args
     cdef int64_t i
     for i in range(n):
-        load_key(item, item.buf.q + i * item.buf.ld, row_of(item, &args.q, item.key_head, t0 + i), args.q.nb[0])
-        load_key(item, item.buf.k + i * item.buf.ld, row_of(item, &args.k, item.key_head, t0 + i), args.k.nb[0])
+        load_key(item, item.buf.q + i * item.buf.ld, row_of(item, &args.q, item.key_head, t0 + i), &args.q)
+        load_key(item, item.buf.k + i * item.buf.ld, row_of(item, &args.k, item.key_head, t0 + i), &args.k)
 
 
-cdef inline void load_key(const delta_work_item *item, float *row, const char *src, int64_t nb) noexcept nogil:
+cdef inline void load_key(const delta_work_item *item, float *row, const char *src, const gdn_tensor *x) noexcept nogil:
     cdef const gdn_delta_net_args *args = item.job.args
     cdef float squares
-    pack_row(row, src, nb, item.job.S_k, item.buf.ld)
+    pack_typed(row, src, x.nb[0], x.type, item.job.S_k, item.buf.ld)
     if args.flags & GDN_QK_L2NORM:
         squares = dot(row, row, item.buf.ld)
         if args.flags & GDN_L2_MAX:
@@ -331,9 +343,9 @@ cdef void load_scalars(const delta_work_item *item, float *beta, float *g, int64
     memset(beta, 0, PAIR_LD * sizeof(float))
     memset(g, 0, PAIR_LD * sizeof(float))
     for i in range(n):
-        beta[i] = at(row_of(item, &args.beta, head, t0 + i))
+        beta[i] = load_type(row_of(item, &args.beta, head, t0 + i), args.beta.type)
         if not item.job.per_channel:
-            g[i] = at(row_of(item, &args.g, head, t0 + i))
+            g[i] = load_type(row_of(item, &args.g, head, t0 + i), args.g.type)
     if args.flags & GDN_BETA_LOGIT:
         for i from 0 <= i < n by VL:
             v_store(beta + i, v_sigmoid(v_load(beta + i)))

@@ -12,6 +12,7 @@ from gdn.kernels.level cimport *
 
 include "simd.pxi"
 include "pack.pxi"
+include "storage.pxi"
 include "tile.pxi"
 include "pairs.pxi"
 include "decay.pxi"

@@ -103,16 +103,16 @@ cdef void load_decays(const delta_work_item *item, int64_t m) noexcept nogil:
     cdef const gdn_tensor *g = &item.job.args.log_g
     cdef int64_t p
     for p in range(item.n_entries):
-        load_decay(item, p, entry_of(item, g, value_head(item, m), item.log_in[p]), g.nb[0])
+        load_decay(item, p, entry_of(item, g, value_head(item, m), item.log_in[p]), g)
 
 
-cdef inline void load_decay(const delta_work_item *item, int64_t p, const char *src, int64_t nb) noexcept nogil:
+cdef inline void load_decay(const delta_work_item *item, int64_t p, const char *src, const gdn_tensor *g) noexcept nogil:
     """g of column p: one, or one a channel."""
     cdef const log_buffers *log = &item.buf.log
     if item.job.per_channel:
-        pack_row(log.g + p * item.buf.ld, src, nb, item.job.S_k, item.buf.ld)
+        pack_typed(log.g + p * item.buf.ld, src, g.nb[0], g.type, item.job.S_k, item.buf.ld)
     else:
-        log.g[p] = at(src)
+        log.g[p] = load_type(src, g.type)
 
 
 cdef void keep_decays(const delta_work_item *item, int64_t m) noexcept nogil:
@@ -127,7 +127,7 @@ cdef void keep_decays(const delta_work_item *item, int64_t m) noexcept nogil:
         if item.log_out[t] >= 0:
             entry = entry_of(item, to, head, item.log_out[t])
             for c in range(to.ne[0]):
-                (<float *>(entry + c * to.nb[0]))[0] = at(row_of(item, g, head, t) + c * g.nb[0])
+                (<float *>(entry + c * to.nb[0]))[0] = load_type(row_of(item, g, head, t) + c * g.nb[0], g.type)
 
 
 # ---- states after some columns ---------------------------------------------------------------------------------
@@ -171,39 +171,45 @@ cdef inline void exp_rows(float *x, int64_t n) noexcept nogil:
         v_store(x + i, v_exp(v_load(x + i)))
 
 
-cdef void walk_state(const delta_work_item *item, int64_t m, int order, int64_t n_rows, const fold *f, char *row) noexcept nogil:
-    """Products of head m's first state with n_rows of log.rows, to log.y, and the folded state to a row unless f is NULL."""
+cdef void walk_state(const delta_work_item *item, int64_t m, int order, int64_t n_rows, const fold *f, char *row,
+                     int64_t n_tokens) noexcept nogil:
+    """Products of head m's first state with n_rows of log.rows, to log.y, and the folded state, which is that after n_tokens,
+    to a row unless f is NULL."""
     cdef const log_buffers *log = &item.buf.log
     cdef int64_t S_k = item.job.S_k, ld = item.buf.ld, columns_ld = item.buf.columns_ld, j, panel = item.buf.state_rows * NV * VL
     cdef state_view x = view_in(item, m), y = view_in_row(item, row, m) if f != NULL else x
     cdef const float *states = item.buf.states + m * item.buf.state_size
+    cdef gdn_rounding r
     cdef fold panel_fold
     if order == KEYS:
-        walk_keys(log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[1], S_k, item.n_columns, f, y.p, y.nb[1])
+        walk_keys(type_in_place(item), log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[1], S_k, item.n_columns, f, y.p, y.nb[1])
     elif order == VALUES:
-        walk_values(log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[0], S_k, item.n_columns, f, y.p, y.nb[0])
+        walk_values(type_in_place(item), log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[0], S_k, item.n_columns, f, y.p,
+                    y.nb[0])
     else:
         if f != NULL:
             panel_fold = f[0]
         for j from 0 <= j < item.n_columns by NV * VL:
-            walk_values(log.y + j, columns_ld, log.rows, n_rows, ld,
+            walk_values(GDN_TYPE_F32, log.y + j, columns_ld, log.rows, n_rows, ld,
                         NULL if x.p == NULL else <const char *>(states + j // (NV * VL) * panel), 4 * NV * VL, S_k, NV * VL,
                         NULL if f == NULL else &panel_fold, <char *>(log.state + j // (NV * VL) * panel), 4 * NV * VL)
             if f != NULL:
                 panel_fold.values += NV * VL
         if f != NULL:
-            store_state(y.p, y.nb, log.state, item.buf.state_rows, S_k, item.n_columns)
+            r = rounding_at(&item.job.args.call, item.seq, n_tokens)
+            store_panels(&y, &r, log.state, item.buf.state_rows, S_k, item.n_columns)
 
 
 cdef void write_state(const delta_work_item *item, int64_t m, int order, state_target target) noexcept nogil:
     """Head m's state after all entries and target.n tokens."""
     cdef state_view x = view_in(item, m), y = view_in_row(item, target.row, m)
+    cdef gdn_rounding r = rounding_at(&item.job.args.call, item.seq, target.n)
     cdef fold f
     if item.n_entries + target.n == 0:
-        copy_state(y.p, y.nb, x.p, x.nb, item.job.S_k, item.n_columns)             # bit for bit
+        move_state(&y, &x, &r, item.job.S_k, item.n_columns)                       # bit for bit
     else:
         prepare_fold(item, &f, item.n_entries + target.n)
-        walk_state(item, m, order, 0, &f, target.row)
+        walk_state(item, m, order, 0, &f, target.row, target.n)
 
 
 cdef void write_states(const delta_work_item *item, int64_t m, int order, int64_t n, int64_t skip) noexcept nogil:
@@ -229,8 +235,8 @@ cdef void run_few_rows(delta_work_item *item) noexcept nogil:
     for t in range(T):
         parent = t - 1 if parents == NULL else parents[t]
         log.up[L + t] = L - 1 if parent < 0 else L + parent
-        load_key(item, log.q + t * ld, row_of(item, &args.q, item.key_head, t), args.q.nb[0])
-        load_key(item, log.k + (L + t) * ld, row_of(item, &args.k, item.key_head, t), args.k.nb[0])
+        load_key(item, log.q + t * ld, row_of(item, &args.q, item.key_head, t), &args.q)
+        load_key(item, log.k + (L + t) * ld, row_of(item, &args.k, item.key_head, t), &args.k)
         if not item.job.per_channel:
             memcpy(log.rows + 2 * t * ld, log.k + (L + t) * ld, ld * sizeof(float))
             memcpy(log.rows + (2 * t + 1) * ld, log.q + t * ld, ld * sizeof(float))
@@ -261,7 +267,7 @@ cdef void few_rows_head(delta_work_item *item, int64_t m, int order) noexcept no
     fetch_entries(item, m)
     load_decays(item, m)
     for t in range(T):
-        load_decay(item, L + t, row_of(item, &args.g, head, t), args.g.nb[0])
+        load_decay(item, L + t, row_of(item, &args.g, head, t), &args.g)
     if item.job.per_channel:
         decay_rows(item)
     if order == PANELS:
@@ -274,9 +280,9 @@ cdef void few_rows_head(delta_work_item *item, int64_t m, int order) noexcept no
     if first >= 0:
         load_entries(item, m)
         prepare_fold(item, &f, L + target.n)
-        walk_state(item, m, order, 2 * T, &f, target.row)
+        walk_state(item, m, order, 2 * T, &f, target.row, target.n)
     else:
-        walk_state(item, m, order, 2 * T, NULL, NULL)
+        walk_state(item, m, order, 2 * T, NULL, NULL, 0)
         load_entries(item, m)                   # which have come while the state was read
     if item.job.per_channel or m == 0:
         multiply_pairs(item, head)
@@ -323,7 +329,7 @@ cdef void decay_rows(const delta_work_item *item) noexcept nogil:
 
 
 cdef inline float beta_of(const delta_work_item *item, int64_t head, int64_t t) noexcept nogil:
-    cdef float beta = at(row_of(item, &item.job.args.beta, head, t))
+    cdef float beta = load_type(row_of(item, &item.job.args.beta, head, t), item.job.args.beta.type)
     if item.job.args.flags & GDN_BETA_LOGIT:
         v_store_head(&beta, v_sigmoid(v_set(beta)), 1)
     return beta
@@ -350,8 +356,8 @@ cdef void solve_tokens(delta_work_item *item, int64_t m) noexcept nogil:
         n = find_path(log, L + t)
         s.n = n - 1
         s.X_i = log.X + (L + t) * ld
-        s.v = <const float *>v_t if whole and v.nb[0] == 4 else log.v
-        s.out = <float *>out_t if whole and out.nb[0] == 4 else log.out
+        s.v = <const float *>v_t if whole and is_direct(v) else log.v
+        s.out = <float *>out_t if whole and is_direct(out) else log.out
         s.y_k = log.y + 2 * t * ld
         s.y_q = log.y + (2 * t + 1) * ld
         s.A, s.P = log.KK + t * log.n_ld, log.QK + t * log.n_ld
@@ -369,7 +375,7 @@ cdef void solve_tokens(delta_work_item *item, int64_t m) noexcept nogil:
             s.A, s.P = log.A, log.P
         s.beta, s.e, s.scale_e = beta, e, scale * e
         if s.v == log.v:
-            pack_row(log.v, v_t, v.nb[0], item.n_columns, ld)
+            pack_typed(log.v, v_t, v.nb[0], v.type, item.n_columns, ld)
         j = 0
         while j + SOLVE_X_NV * VL <= item.n_columns:
             solve_columns_of(&s, j, SOLVE_X_NV)
@@ -378,7 +384,7 @@ cdef void solve_tokens(delta_work_item *item, int64_t m) noexcept nogil:
             solve_columns_of(&s, j, 1)
             j += VL
         if s.out == log.out:
-            unpack_row(out_t, out.nb[0], log.out, item.n_columns)
+            unpack_typed(out_t, out.nb[0], out.type, log.out, item.n_columns)
         keep_delta(item, s.X_i, head, t, 0, item.n_columns)
 
 
@@ -434,7 +440,7 @@ cdef void run_long(delta_work_item *item) noexcept nogil:
             target = target_of(item, i)
             if target.row != NULL and target.n == t:
                 for m in range(item.n_heads):
-                    store_head(item, m, target.row)
+                    store_head(item, m, target.row, t)
 
 
 cdef void absorb(const delta_work_item *item, int64_t m) noexcept nogil:
@@ -444,6 +450,6 @@ cdef void absorb(const delta_work_item *item, int64_t m) noexcept nogil:
     cdef char *panel = <char *>(item.buf.states + m * item.buf.state_size)
     prepare_fold(item, &f, item.n_entries)
     for j from 0 <= j < item.n_columns by NV * VL:
-        walk_values(NULL, 0, NULL, 0, 0, panel, 4 * NV * VL, item.job.S_k, NV * VL, &f, panel, 4 * NV * VL)
+        walk_values(GDN_TYPE_F32, NULL, 0, NULL, 0, 0, panel, 4 * NV * VL, item.job.S_k, NV * VL, &f, panel, 4 * NV * VL)
         f.values += NV * VL
         panel += 4 * item.buf.state_rows * NV * VL

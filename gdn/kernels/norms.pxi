@@ -14,14 +14,14 @@ cdef enum:
     SUM_BLOCK = 32               # vectors summed before their sum joins the total: rounding does not add up in long rows
 
 
-cdef inline float sum_of_squares(const char *x, int64_t nb, int64_t n) noexcept nogil:
+cdef inline float sum_of_squares(const char *x, int64_t nb, int type, int64_t n) noexcept nogil:
     cdef vf total = v_set(0), sum, v
     cdef int64_t i = 0, stop
     while i < n:
         sum = v_set(0)
         stop = min(n, i + SUM_BLOCK * VL)
         while i < stop:
-            v = lanes_load(x + i * nb, nb, min(<int64_t>VL, n - i))
+            v = lanes_load_typed(x + i * nb, nb, type, min(<int64_t>VL, n - i))
             sum += v * v
             i += VL
         total += sum
@@ -39,11 +39,12 @@ cdef void l2_norm_item(const void *job_, int64_t item, void *scratch) noexcept n
     for row in range(item * job.rows_per_item, min((item + 1) * job.rows_per_item, job.n_rows)):
         x = row_at(&job.x, &job.out, row)
         out = row_at(&job.out, &job.out, row)
-        scale = sum_of_squares(x, nb_x, n)
+        scale = sum_of_squares(x, nb_x, job.x.type, n)
         scale = 1 / (max(sqrtf(scale), job.eps) if job.form == GDN_L2_FORM_MAX else sqrtf(scale + job.eps))
         for i from 0 <= i < n by VL:
             lanes = min(<int64_t>VL, n - i)
-            lanes_store(out + i * nb_out, nb_out, lanes_load(x + i * nb_x, nb_x, lanes) * scale, lanes)
+            lanes_store_typed(out + i * nb_out, nb_out, job.out.type,
+                              lanes_load_typed(x + i * nb_x, nb_x, job.x.type, lanes) * scale, lanes)
 
 
 cdef void rms_norm_gated_item(const void *job_, int64_t item, void *scratch) noexcept nogil:
@@ -61,14 +62,14 @@ cdef void rms_norm_gated_item(const void *job_, int64_t item, void *scratch) noe
         x = row_at(&job.x, &job.out, row)
         gate = row_at(&job.y, &job.out, row)
         out = row_at(&job.out, &job.out, row)
-        scale = 1 / sqrtf(sum_of_squares(x, nb_x, n) / n + job.eps)
+        scale = 1 / sqrtf(sum_of_squares(x, nb_x, job.x.type, n) / n + job.eps)
         for i from 0 <= i < n by VL:
             lanes = min(<int64_t>VL, n - i)
-            z = lanes_load(gate + i * nb_gate, nb_gate, lanes)
+            z = lanes_load_typed(gate + i * nb_gate, nb_gate, job.y.type, lanes)
             z = v_silu(z) if job.activation == GDN_ACT_SILU else v_sigmoid(z)
-            z = lanes_load(x + i * nb_x, nb_x, lanes) * scale * lanes_load(
+            z = lanes_load_typed(x + i * nb_x, nb_x, job.x.type, lanes) * scale * lanes_load(
                 <const char *>job.w.data + i * job.w.nb[0], job.w.nb[0], lanes) * z
-            lanes_store(out + i * nb_out, nb_out, z, lanes)
+            lanes_store_typed(out + i * nb_out, nb_out, job.out.type, z, lanes)
 
 
 cdef void decay_gate_item(const void *job_, int64_t item, void *scratch) noexcept nogil:
@@ -89,7 +90,7 @@ cdef void decay_gate_item(const void *job_, int64_t item, void *scratch) noexcep
         for i from 0 <= i < n by VL:
             lanes = min(<int64_t>VL, n - i)
             A = lanes_load(A_row + i * job.y.nb[0], job.y.nb[0], lanes)
-            x = lanes_load(a + i * job.x.nb[0], job.x.nb[0], lanes) + lanes_load(
+            x = lanes_load_typed(a + i * job.x.nb[0], job.x.nb[0], job.x.type, lanes) + lanes_load(
                 bias + i * job.w.nb[0], job.w.nb[0], lanes)
             if job.gate == GDN_GATE_BOUNDED:
                 x = v_sigmoid(v_mul_zero(-A, x)) * job.lower_bound
@@ -97,4 +98,4 @@ cdef void decay_gate_item(const void *job_, int64_t item, void *scratch) noexcep
                 x = v_mul_zero(A, v_softplus(x))
                 if job.gate == GDN_GATE_CLAMPED:
                     x = v_max(v_set(job.lower_bound), x)
-            lanes_store(out + i * job.out.nb[0], job.out.nb[0], x, lanes)
+            lanes_store_typed(out + i * job.out.nb[0], job.out.nb[0], job.out.type, x, lanes)

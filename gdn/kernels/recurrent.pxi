@@ -42,25 +42,26 @@ cdef enum:
     ROWS = 4                     # rows whose dots are taken before the first is updated: their reductions overlap
 
 
-cdef inline vf row_vector(const vf *row, int64_t c, const bint in_memory) noexcept nogil:
-    return v_load_ordered(<const float *>(row + c)) if in_memory else row[c]
+cdef inline vf row_vector(const vf *row, int64_t c, const bint in_memory, const int type) noexcept nogil:
+    """Vector c of a row, in memory of that type, or held."""
+    return v_load_ordered_type(<const char *>row + c * VL * type_size(type), type) if in_memory else row[c]
 
 
-cdef inline void row_dots(const vf *kd, const vf *qd, const vf *row, int64_t w, const bint in_memory, float *dot_k,
-                          float *dot_q) noexcept nogil:
+cdef inline void row_dots(const vf *kd, const vf *qd, const vf *row, int64_t w, const bint in_memory, const int type,
+                          float *dot_k, float *dot_q) noexcept nogil:
     """The dots of kd and qd with one row of w vectors, even and odd vectors apart: two chains of additions each."""
     cdef vf k_even = v_set(0), k_odd = v_set(0), q_even = v_set(0), q_odd = v_set(0)
     cdef vf even, odd
     cdef int64_t c
     for c from 0 <= c < w - 1 by 2:
-        even = row_vector(row, c, in_memory)
-        odd = row_vector(row, c + 1, in_memory)
+        even = row_vector(row, c, in_memory, type)
+        odd = row_vector(row, c + 1, in_memory, type)
         k_even += kd[c] * even
         q_even += qd[c] * even
         k_odd += kd[c + 1] * odd
         q_odd += qd[c + 1] * odd
     if w % 2:
-        even = row_vector(row, w - 1, in_memory)
+        even = row_vector(row, w - 1, in_memory, type)
         k_even += kd[w - 1] * even
         q_even += qd[w - 1] * even
     v_two_sums(k_even + k_odd, q_even + q_odd, dot_k, dot_q)
@@ -73,30 +74,36 @@ cdef inline vf decayed(const int gate, vf s, vf whole, vf part, vf kd) noexcept 
     return s + (s * part + kd) if gate == DECAY_ONE_PLUS_PART else s * part + kd
 
 
-cdef inline void row_update(vf *to, const vf *row, const vf *whole, const vf *part, const vf *k, float d, int64_t w,
-                            const bint in_memory, const int gate) noexcept nogil:
+cdef inline void row_update(char *to, const vf *row, const vf *whole, const vf *part, const vf *k, float d, int64_t w,
+                            const bint in_memory, const int gate, const int type) noexcept nogil:
     """to = decay row + k d, w vectors."""
     cdef vf part_0 = part[0]
-    cdef int64_t c
+    cdef int64_t c, nb = VL * type_size(type)
     for c from 0 <= c < w - 1 by 2:
-        vector_update(to + c, row_vector(row, c, in_memory), whole + c, part + c, part_0, k[c] * d, gate)
-        vector_update(to + c + 1, row_vector(row, c + 1, in_memory), whole + c + 1, part + c + 1, part_0, k[c + 1] * d, gate)
+        if VL == 16:
+            v_prefetch(<const float *>(to + c * nb + FETCH), VL)
+        vector_update(to + c * nb, row_vector(row, c, in_memory, type), whole + c, part + c, part_0, k[c] * d, gate, type)
+        if VL == 16 and type == GDN_TYPE_F32:
+            v_prefetch(<const float *>(to + (c + 1) * nb + FETCH), VL)
+        vector_update(to + (c + 1) * nb, row_vector(row, c + 1, in_memory, type), whole + c + 1, part + c + 1, part_0,
+                      k[c + 1] * d, gate, type)
     if w % 2:
         c = w - 1
-        vector_update(to + c, row_vector(row, c, in_memory), whole + c, part + c, part_0, k[c] * d, gate)
+        if VL == 16:
+            v_prefetch(<const float *>(to + c * nb + FETCH), VL)
+        vector_update(to + c * nb, row_vector(row, c, in_memory, type), whole + c, part + c, part_0, k[c] * d, gate, type)
 
 
-cdef inline void vector_update(vf *to, vf s, const vf *whole, const vf *part, vf part_0, vf kd, const int gate) noexcept nogil:
-    if VL == 16:
-        v_prefetch(<const float *>(<char *>to + FETCH), VL)
+cdef inline void vector_update(char *to, vf s, const vf *whole, const vf *part, vf part_0, vf kd, const int gate,
+                               const int type) noexcept nogil:
     if gate == DECAY_PER_CHANNEL:
-        to[0] = decayed(gate, s, whole[0], part[0], kd)
+        v_store_state(to, decayed(gate, s, whole[0], part[0], kd), type)
     else:
-        to[0] = decayed(gate, s, part_0, part_0, kd)
+        v_store_state(to, decayed(gate, s, part_0, part_0, kd), type)
 
 
 cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
-                           int64_t n_columns, const int held, const int gate) noexcept nogil:
+                           int64_t n_columns, const int held, const int gate, const int type) noexcept nogil:
     """A state whose key index is contiguous (ggml's order), one row of w vectors a value column.  held is w where that is
     a constant: kd and qd then stay in registers; else 0."""
     cdef token T = t[0]                      # a copy: a store to the state could change t, for all C knows
@@ -114,17 +121,17 @@ cdef inline void rows_step(const token *t, int64_t w, char *dst, int64_t dst_nb,
         qd_held[c] = v_load(T.qd + c * VL)
     if gate != DECAY_PER_CHANNEL:
         while j + ROWS <= n_columns:
-            rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, 0, gate, ROWS)
+            rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, 0, gate, ROWS, type)
             j += ROWS
     while j < n_columns:
         rows_block(&T, kd, qd, k, w, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j,
-                   held if gate == DECAY_PER_CHANNEL else 0, gate, 1)
+                   held if gate == DECAY_PER_CHANNEL else 0, gate, 1, type)
         j += 1
 
 
 cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf *k, int64_t w, char *dst, int64_t dst_nb,
                             const char *src, int64_t src_nb, int64_t j, const int held, const int gate,
-                            const int n) noexcept nogil:
+                            const int n, const int type) noexcept nogil:
     """Value columns [j, j + n), whose state rows are at src and dst.  A single row of held > 0 vectors is read once:
     loads are what the per-channel gate, with three more of them a vector, would run out of."""
     cdef vf row_held[HELD_MAX]
@@ -133,23 +140,24 @@ cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf
     cdef float dot_k, dot_q
     cdef int c, m
     for c in range(held):
-        row_held[c] = v_load_ordered(<const float *>src + c * VL)
+        row_held[c] = v_load_ordered_type(src + c * VL * type_size(type), type)
     for m in range(n):
         row = &row_held[0] if held > 0 else <const vf *>(src + m * src_nb)
-        row_dots(kd, qd, row, w, held == 0, &dot_k, &dot_q)
+        row_dots(kd, qd, row, w, held == 0, type, &dot_k, &dot_q)
         d[m] = T.beta * (T.v[j + m] - T.decay * dot_k)
         T.out[j + m] = T.out_q * dot_q + T.out_d * d[m]
     for m in range(n):
         row = &row_held[0] if held > 0 else <const vf *>(src + m * src_nb)
         if VL < 16:
-            v_prefetch(<const float *>(dst + m * dst_nb + FETCH), w * VL)
-        row_update(<vf *>(dst + m * dst_nb), row, <const vf *>T.whole, <const vf *>T.part, k, d[m], w, held == 0, gate)
+            v_prefetch(<const float *>(dst + m * dst_nb + FETCH), w * VL * type_size(type) // 4)
+        row_update(dst + m * dst_nb, row, <const vf *>T.whole, <const vf *>T.part, k, d[m], w, held == 0, gate, type)
 
 
 cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,
-                              int64_t j0, int64_t n_ahead, const int n, const bint in_stream, const int gate) noexcept nogil:
+                              int64_t j0, int64_t n_ahead, const int n, const bint in_stream, const int gate,
+                              const int type) noexcept nogil:
     """Value columns [j0, j0 + n * VL) of a state whose value index is contiguous (FLA's order, and packed panels).
-    Where rows are longer than that, the first step on them fetches all n_ahead floats of each: pieces of rows are no
+    Where rows are longer than that, the first step on them fetches all n_ahead elements of each: pieces of rows are no
     stream that hardware would follow.  A state updated in caller memory (in_stream) is mostly followed by the next
     head's, of which the update fetches as much as it has time for; in another place it first needs that."""
     cdef token T = t[0]
@@ -157,17 +165,17 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
     cdef vf acc_q[NC]
     cdef vf s, whole = v_set(0), part = v_load(T.part)
     cdef float kd, qd, k
-    cdef int64_t c
+    cdef int64_t c, size = type_size(type)
     cdef int j
     for j in range(n):
         acc_k[j] = v_set(0)
         acc_q[j] = v_set(0)
     for c in range(S_k):
-        v_prefetch(<const float *>(src + (c + AHEAD) * src_nb), n_ahead)
+        v_prefetch(<const float *>(src + (c + AHEAD) * src_nb), n_ahead * size // 4)
         kd = T.kd[c]
         qd = T.qd[c]
         for j in range(n):
-            s = v_load_ordered(<const float *>(src + c * src_nb) + j0 + j * VL)
+            s = v_load_ordered_type(src + c * src_nb + (j0 + j * VL) * size, type)
             acc_k[j] += kd * s
             acc_q[j] += qd * s
     for j in range(n):
@@ -179,9 +187,10 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
             part = v_set(T.part[c])
         k = T.k[c]
         if in_stream and dst != src:
-            v_prefetch(<const float *>(dst + c * dst_nb + NEAR) + j0, n * VL)
+            v_prefetch(<const float *>(dst + c * dst_nb + NEAR + j0 * size), n * VL * size // 4)
         elif in_stream:
-            v_prefetch(<const float *>(dst + S_k * dst_nb) + (j0 * S_k + c * n * VL) // FETCH_SHARE, n * VL // FETCH_SHARE)
+            v_prefetch(<const float *>(dst + S_k * dst_nb + (j0 * S_k + c * n * VL) // FETCH_SHARE * size),
+                       n * VL * size // 4 // FETCH_SHARE)
         for j in range(n):
-            s = v_load_ordered(<const float *>(src + c * src_nb) + j0 + j * VL)
-            v_store(<float *>(dst + c * dst_nb) + j0 + j * VL, decayed(gate, s, whole, part, k * acc_k[j]))
+            s = v_load_ordered_type(src + c * src_nb + (j0 + j * VL) * size, type)
+            v_store_state(dst + c * dst_nb + (j0 + j * VL) * size, decayed(gate, s, whole, part, k * acc_k[j]), type)

@@ -42,7 +42,8 @@ cdef void prepare_head(delta_work_item *item, operands *op, int64_t head, int64_
     load_scalars(item, op.beta, g_scalar, head, t0, op.n)
     if item.job.per_channel:
         for i in range(op.n):
-            pack_row(item.buf.rows.a + i * item.buf.ld, row_of(item, g, head, t0 + i), g.nb[0], item.job.S_k, item.buf.ld)
+            pack_typed(item.buf.rows.a + i * item.buf.ld, row_of(item, g, head, t0 + i), g.nb[0], g.type, item.job.S_k,
+                       item.buf.ld)
         prepare_channels(op, &item.buf.rows, item.buf.q, item.buf.k, item.job.scale)
     else:
         prepare_scalar(op, g_scalar, item.buf.KK, item.buf.QK, item.job.scale)
@@ -53,12 +54,21 @@ cdef inline void fetch_ahead(const delta_work_item *item, int64_t m, int64_t t_f
     cdef const gdn_delta_net_args *args = item.job.args
     cdef int64_t head = value_head(item, m), n = min(t_stop, item.n_tokens) - t_first
     if m == 0:
-        fetch_rows(row_of(item, &args.q, item.key_head, t_first), args.q.nb[2], n, item.job.S_k)
-        fetch_rows(row_of(item, &args.k, item.key_head, t_first), args.k.nb[2], n, item.job.S_k)
+        fetch_tokens(row_of(item, &args.q, item.key_head, t_first), &args.q, n, item.job.S_k)
+        fetch_tokens(row_of(item, &args.k, item.key_head, t_first), &args.k, n, item.job.S_k)
     if item.job.per_channel:
-        fetch_rows(row_of(item, &args.g, head, t_first), args.g.nb[2], n, item.job.S_k)
-    fetch_rows(columns_of(item, &args.v, head, t_first), args.v.nb[2], n, item.n_columns)
-    fetch_rows(columns_of(item, &args.out, head, t_first), args.out.nb[2], n, item.n_columns)
+        fetch_tokens(row_of(item, &args.g, head, t_first), &args.g, n, item.job.S_k)
+    fetch_tokens(columns_of(item, &args.v, head, t_first), &args.v, n, item.n_columns)
+    fetch_tokens(columns_of(item, &args.out, head, t_first), &args.out, n, item.n_columns)
+
+
+cdef inline void fetch_tokens(const char *row, const gdn_tensor *x, int64_t n_rows, int64_t n) noexcept nogil:
+    fetch_rows(row, x.nb[2], n_rows, n * type_size(x.type) // 4)
+
+
+cdef inline bint is_direct(const gdn_tensor *x) noexcept nogil:
+    """Whether rows of v or out are floats side by side, which are used where they lie."""
+    return x.type == GDN_TYPE_F32 and x.nb[0] == 4
 
 
 cdef void chunk_head(delta_work_item *item, const operands *op, int64_t m, int64_t t0) noexcept nogil:
@@ -72,7 +82,7 @@ cdef void chunk_head(delta_work_item *item, const operands *op, int64_t m, int64
     cdef bint whole = item.n_columns % VL == 0
     cdef char *v_0 = columns_of(item, v, head, t0)
     cdef char *out_0 = columns_of(item, out, head, t0)
-    cdef bint direct_v = whole and v.nb[0] == 4, direct_out = whole and out.nb[0] == 4
+    cdef bint direct_v = whole and is_direct(v), direct_out = whole and is_direct(out)
     cdef const float *v_rows = <const float *>v_0 if direct_v else item.buf.v
     cdef float *out_rows = <float *>out_0 if direct_out else item.buf.out
     cdef int64_t v_ld = v.nb[2] // 4 if direct_v else item.buf.columns_ld
@@ -80,7 +90,8 @@ cdef void chunk_head(delta_work_item *item, const operands *op, int64_t m, int64
     cdef float *state = item.buf.states + m * item.buf.state_size
     if not direct_v:
         for i in range(op.n):
-            pack_row(item.buf.v + i * item.buf.columns_ld, v_0 + i * v.nb[2], v.nb[0], item.n_columns, item.buf.columns_ld)
+            pack_typed(item.buf.v + i * item.buf.columns_ld, v_0 + i * v.nb[2], v.nb[0], v.type, item.n_columns,
+                       item.buf.columns_ld)
     for j from 0 <= j < item.n_columns by NV * VL:
         fetch_ahead(item, m, t_ahead, t_ahead + share)
         t_ahead += share
@@ -94,7 +105,7 @@ cdef void chunk_head(delta_work_item *item, const operands *op, int64_t m, int64
                 keep_delta(item, op.X + i * NV * VL, head, t0 + i, j, min(<int64_t>(NV * VL), item.n_columns - j))
     if not direct_out:
         for i in range(op.n):
-            unpack_row(out_0 + i * out.nb[2], out.nb[0], item.buf.out + i * item.buf.columns_ld, item.n_columns)
+            unpack_typed(out_0 + i * out.nb[2], out.nb[0], out.type, item.buf.out + i * item.buf.columns_ld, item.n_columns)
 
 
 # ---- the token-by-token stretch --------------------------------------------------------------------------------
@@ -123,7 +134,7 @@ cdef void run_recurrent(delta_work_item *item, int64_t t_first, int order) noexc
             for i in range(n):
                 out_i = columns_of(item, out, head, t0 + i)
                 if <char *>item.buf.tokens[i].out != out_i:
-                    unpack_row(out_i, out.nb[0], item.buf.tokens[i].out, item.n_columns)
+                    unpack_typed(out_i, out.nb[0], out.type, item.buf.tokens[i].out, item.n_columns)
 
 
 cdef void prepare_token(delta_work_item *item, int64_t i, int64_t head, int64_t t, float beta, float g) noexcept nogil:
@@ -145,7 +156,7 @@ cdef void prepare_token(delta_work_item *item, int64_t i, int64_t head, int64_t 
         return
     tok.gate = DECAY_PER_CHANNEL
     tok.out_q = item.job.scale
-    pack_row(tok.part, row_of(item, &args.g, head, t), args.g.nb[0], item.job.S_k, item.buf.ld)
+    pack_typed(tok.part, row_of(item, &args.g, head, t), args.g.nb[0], args.g.type, item.job.S_k, item.buf.ld)
     for c from 0 <= c < item.buf.ld by VL:
         decay = v_exp_whole_part(v_load(tok.part + c), &whole, &part)
         v_store(tok.whole + c, whole)
@@ -162,62 +173,84 @@ cdef inline void place_columns(delta_work_item *item, int64_t i, int64_t head, i
     cdef token *tok = &item.buf.tokens[i]
     tok.v = item.buf.v + i * item.buf.columns_ld
     tok.out = item.buf.out + i * item.buf.columns_ld
-    if direct and v.nb[0] == 4:
+    if direct and is_direct(v):
         tok.v = <float *>columns_of(item, v, head, t)
     else:
-        pack_row(tok.v, columns_of(item, v, head, t), v.nb[0], item.n_columns, item.buf.columns_ld)
-    if direct and out.nb[0] == 4:
+        pack_typed(tok.v, columns_of(item, v, head, t), v.nb[0], v.type, item.n_columns, item.buf.columns_ld)
+    if direct and is_direct(out):
         tok.out = <float *>columns_of(item, out, head, t)
 
 
 cdef void steps_in_place(delta_work_item *item, int64_t m, int64_t t0, int64_t n, int order) noexcept nogil:
     """Tokens [t0, t0 + n) on caller memory: each reads the state before it and writes its own."""
+    cdef int type = type_in_place(item)
+    if type == GDN_TYPE_F32:
+        steps_on_floats(item, m, t0, n, order)
+    elif type == GDN_TYPE_BF16:
+        steps_on_bf16(item, m, t0, n, order)
+    else:
+        steps_on_f16(item, m, t0, n, order)
+
+
+cdef void steps_on_floats(delta_work_item *item, int64_t m, int64_t t0, int64_t n, int order) noexcept nogil:
+    steps(item, m, t0, n, order, GDN_TYPE_F32)
+
+
+cdef void steps_on_bf16(delta_work_item *item, int64_t m, int64_t t0, int64_t n, int order) noexcept nogil:
+    steps(item, m, t0, n, order, GDN_TYPE_BF16)
+
+
+cdef void steps_on_f16(delta_work_item *item, int64_t m, int64_t t0, int64_t n, int order) noexcept nogil:
+    steps(item, m, t0, n, order, GDN_TYPE_F16)
+
+
+cdef inline void steps(delta_work_item *item, int64_t m, int64_t t0, int64_t n, int order, const int type) noexcept nogil:
     cdef state_view target, source = view_after(item, m, t0 - 1, order) if t0 > 0 else view_in(item, m)
     cdef int64_t i
     for i in range(n):
         target = view_after(item, m, t0 + i, order)
         if source.p == NULL:
-            copy_state(target.p, target.nb, NULL, NULL, item.job.S_k, item.n_columns)
+            move_state(&target, &source, NULL, item.job.S_k, item.n_columns)
             source = target
         if item.buf.tokens[i].gate == DECAY_PER_CHANNEL:
-            step(item, &item.buf.tokens[i], target, source, order, DECAY_PER_CHANNEL)
+            step(item, &item.buf.tokens[i], target, source, order, DECAY_PER_CHANNEL, type)
         elif item.buf.tokens[i].gate == DECAY_ONE_PLUS_PART:
-            step(item, &item.buf.tokens[i], target, source, order, DECAY_ONE_PLUS_PART)
+            step(item, &item.buf.tokens[i], target, source, order, DECAY_ONE_PLUS_PART, type)
         else:
-            step(item, &item.buf.tokens[i], target, source, order, DECAY_PART)
+            step(item, &item.buf.tokens[i], target, source, order, DECAY_PART, type)
         source = target
 
 
 cdef inline void step(const delta_work_item *item, const token *t, state_view y, state_view x, int order,
-                      const int gate) noexcept nogil:
+                      const int gate, const int type) noexcept nogil:
     if order == KEYS:
-        step_rows(item, t, y, x, gate)
+        step_rows(item, t, y, x, gate, type)
     else:
-        step_columns(item, t, y, x, gate)
+        step_columns(item, t, y, x, gate, type)
 
 
 cdef inline void step_rows(const delta_work_item *item, const token *t, state_view y, state_view x,
-                           const int gate) noexcept nogil:
+                           const int gate, const int type) noexcept nogil:
     cdef int64_t w = item.job.S_k // VL
     if w == HELD_MAX:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX, gate)
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX, gate, type)
     elif w == HELD_MAX // 2:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX // 2, gate)
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX // 2, gate, type)
     else:
-        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, 0, gate)
+        rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, 0, gate, type)
 
 
 cdef inline void step_columns(const delta_work_item *item, const token *t, state_view y, state_view x,
-                              const int gate) noexcept nogil:
+                              const int gate, const int type) noexcept nogil:
     cdef int64_t n = item.n_columns, n_ahead = n if n > NC * VL else 0, j = 0
     while j + NC * VL <= n:
-        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_ahead if j == 0 else 0, NC, True, gate)
+        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, n_ahead if j == 0 else 0, NC, True, gate, type)
         j += NC * VL
     while j + NC // 2 * VL <= n:
-        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, NC // 2, True, gate)
+        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, NC // 2, True, gate, type)
         j += NC // 2 * VL
     while j < n:
-        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, True, gate)
+        columns_step(t, item.job.S_k, y.p, y.nb[0], x.p, x.nb[0], j, 0, 1, True, gate, type)
         j += VL
 
 
@@ -232,11 +265,13 @@ cdef void steps_in_panels(delta_work_item *item, int64_t m, int64_t t0, int64_t 
         state = <char *>(item.buf.states + m * item.buf.state_size)
         for j from 0 <= j < item.n_columns by NV * VL:
             if tok.gate == DECAY_PER_CHANNEL:
-                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_PER_CHANNEL)
+                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_PER_CHANNEL,
+                             GDN_TYPE_F32)
             elif tok.gate == DECAY_ONE_PLUS_PART:
-                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_ONE_PLUS_PART)
+                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_ONE_PLUS_PART,
+                             GDN_TYPE_F32)
             else:
-                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_PART)
+                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_PART, GDN_TYPE_F32)
             tok.v += NV * VL
             tok.out += NV * VL
             state += 4 * panel

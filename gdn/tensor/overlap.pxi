@@ -22,14 +22,15 @@ cdef bint array_range(ndarray array, uintptr_t *start, uintptr_t *stop) noexcept
     """The addresses from the array's first to behind its last byte; False when it has no elements."""
     cdef uintptr_t data = <uintptr_t>PyArray_DATA(array)
     cdef int64_t low, high
-    span_of(PyArray_NDIM(array), <int64_t *>PyArray_DIMS(array), <int64_t *>PyArray_STRIDES(array), 4, &low, &high)
+    span_of(PyArray_NDIM(array), <int64_t *>PyArray_DIMS(array), <int64_t *>PyArray_STRIDES(array),
+            PyArray_ITEMSIZE(array), &low, &high)
     start[0], stop[0] = data + <uintptr_t>low, data + <uintptr_t>high
     return high > low
 
 
 cdef bint same_view(ndarray a, ndarray b) noexcept:
     cdef int i
-    if PyArray_DATA(a) != PyArray_DATA(b) or PyArray_NDIM(a) != PyArray_NDIM(b):
+    if PyArray_DATA(a) != PyArray_DATA(b) or PyArray_NDIM(a) != PyArray_NDIM(b) or storage_type(a) != storage_type(b):
         return False
     for i in range(PyArray_NDIM(a)):
         if PyArray_DIM(a, i) != PyArray_DIM(b, i):
@@ -43,7 +44,7 @@ cdef bint surely_disjoint(ndarray array) noexcept:
     """Sufficient for no two elements to share an address: every stride steps over all that shorter strides reach."""
     cdef npy_intp size[MAX_AXES]
     cdef npy_intp stride[MAX_AXES]
-    cdef npy_intp n, s, reach = 4
+    cdef npy_intp n, s, reach = PyArray_ITEMSIZE(array)
     cdef int i, j, m = 0
     if PyArray_NDIM(array) > MAX_AXES:
         return False
