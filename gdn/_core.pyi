@@ -41,7 +41,8 @@ def gated_delta_net(
     q: _Data, k: _Data, v: _Data, g: _Data, beta: _Data, state: _Data | None = None, *, scale: float | None = None,
     head_map: _HeadMap = None, mode: _Mode = "auto", snapshots: int | None = None, cu_seqlens: ArrayLike | None = None,
     qk_l2norm: bool = False, l2_eps: float = 1e-6, l2_form: _L2Form = "sum", beta_logit: bool = False, out: None = None,
-    state_out: None = None, n_threads: int | None = None, rounding: _Rounding = "nearest", seed: int | None = None) -> tuple[_Floats, _Floats]: ...
+    state_out: None = None, n_threads: int | None = None,
+    rounding: _Rounding = "nearest", seed: int | None = None) -> tuple[_Floats, _Floats]: ...
 @overload
 def gated_delta_net(
     q: _Data, k: _Data, v: _Data, g: _Data, beta: _Data, state: _Data | None = None, *, scale: float | None = None,
@@ -71,7 +72,8 @@ def gated_delta_net_inplace(
 def causal_conv1d(
     x: _Data, weight: _Data, bias: _Data | None = None, state: _Data | None = None, *,
     activation: Literal["silu"] | None = "silu", snapshots: int | None = None, cu_seqlens: ArrayLike | None = None,
-    out: None = None, state_out: None = None, n_threads: int | None = None, rounding: _Rounding = "nearest", seed: int | None = None) -> tuple[_Floats, _Floats]: ...
+    out: None = None, state_out: None = None, n_threads: int | None = None,
+    rounding: _Rounding = "nearest", seed: int | None = None) -> tuple[_Floats, _Floats]: ...
 @overload
 def causal_conv1d(
     x: _Data, weight: _Data, bias: _Data | None = None, state: _Data | None = None, *,

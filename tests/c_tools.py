@@ -213,7 +213,7 @@ REFUSED = {
     "args size 0": (lambda c: c.set(size=0), ABI),
     "args size of no call": (lambda c: c.set(size=LEAST[c.Args] - 8), ABI),
     "args size of no struct": (lambda c: c.set(size=2**32 - 1), ABI),
-    "rounding given": (lambda c: c.set(rounding=1), VALUE),
+    "rounding unknown": (lambda c: c.set(rounding=2), VALUE),
     "seed given": (lambda c: c.set(seed=1), VALUE),
     "log_in without entries": (lambda c: c.set(log_in=[0, 0], n_log_in=1), NULL),
     "log_out without entries": (lambda c: c.set(log_out=[-1] * 10, n_log_out=5), NULL),

@@ -1,6 +1,6 @@
 # A call on states - the delta rule, the convolution - from its check to its run: rows of caches and packed sequences.
 #
-# Needs: status.pxi (check_tensor), parallel.pxi (run_items).
+# Needs: status.pxi (check_option, check_typed, type_size), parallel.pxi (run_items).
 #
 # A call works as if every row of rows_in were read before any row is written.  Within a sequence the kernels read
 # before they write; a row that another sequence writes is copied to scratch first ("staged").

@@ -1,8 +1,8 @@
 # The convolution: a call checked and planned, and its Python faces.
 #
-# Needs: status.pxi (check_counts, check_option, check_tensor, choice), parallel.pxi (choose_threads, threads_argument),
-# dispatch.pxi (level), cache_rows.pxi, states.pxi (CallArrays, call_on_states, fill_cache, fill_call, fill_states,
-# longest_sequence), log.pxi (TokenLog, check_lists, check_log_tensor, fill_log, fill_log_tensor).
+# Needs: status.pxi (check_counts, check_option, check_tensor, check_typed, choice), parallel.pxi (choose_threads,
+# threads_argument), dispatch.pxi (level), cache_rows.pxi, states.pxi (CallArrays, call_on_states, fill_cache, fill_call,
+# fill_rounding, fill_states, longest_sequence), log.pxi (TokenLog, check_lists, check_log_tensor, fill_log, fill_log_tensor).
 
 cdef gdn_status check_conv(const gdn_conv_args *a, state_call *c, bint in_place) noexcept nogil:
     """Every check of a call but its rows."""

@@ -1,8 +1,8 @@
 # The delta rule: a call checked and planned, and its Python faces.
 #
-# Needs: status.pxi (check_counts, check_eps, check_option, check_tensor, choice, float_argument), parallel.pxi (choose_threads,
-# threads_argument), dispatch.pxi (level), cache_rows.pxi, states.pxi (CallArrays, call_on_states, fill_cache, fill_call,
-# fill_states), log.pxi.
+# Needs: status.pxi (check_counts, check_eps, check_option, check_typed, choice, float_argument, type_size), parallel.pxi
+# (choose_threads, threads_argument), dispatch.pxi (level), cache_rows.pxi, states.pxi (CallArrays, call_on_states, fill_cache,
+# fill_call, fill_rounding, fill_states), log.pxi.
 
 cdef gdn_status check_delta(const gdn_delta_net_args *a, state_call *c, bint in_place) noexcept nogil:
     """Every check of a call but its rows; fills the job's extents and options."""
@@ -240,8 +240,8 @@ def gated_delta_net_inplace(q, k, v, g, beta, cache, rows_in, rows_out=None, *, 
 
     q, k, v, g, beta, out and the options are those of :func:`gated_delta_net`; returns out.
 
-    cache       (n_rows, H_v, S_v, S_k) float32, float16 or bfloat16, any strides (``swapaxes(-1, -2)`` of a [key][value] cache), written
-                in place
+    cache       (n_rows, H_v, S_v, S_k) float32, float16 or bfloat16, any strides (``swapaxes(-1, -2)`` of a [key][value]
+                cache), written in place
     rows_in     (n_seqs,) integers: the row every sequence starts from, -1 = zeros
     rows_out    (n_seqs,) or (n_seqs, K): the row where snapshot s, the state s tokens before the end, goes; -1 = nowhere.
                 A snapshot older than its sequence leaves its row untouched.  Default: rows_in.

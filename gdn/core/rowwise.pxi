@@ -1,7 +1,7 @@
 # The row-wise kernels and the triangular solve: `plan_*` checks a call and fills its job, `run_*` runs it.
 #
-# Needs: status.pxi (check, check_eps, check_option, check_tensor, choice, float_argument), parallel.pxi (choose_threads,
-# run_items, threads_argument), dispatch.pxi (level), delta.pxi (add_unit_axis).
+# Needs: status.pxi (check, check_eps, check_option, check_tensor, check_typed, choice, float_argument), parallel.pxi
+# (choose_threads, run_items, threads_argument), dispatch.pxi (level), delta.pxi (add_unit_axis).
 
 cdef struct rowwise_call:
     gdn_rowwise_job job
@@ -206,8 +206,8 @@ def l2_norm(x, eps=1e-6, *, form="sum", out=None, n_threads=None):
 def rms_norm_gated(x, gate, weight, eps=1e-6, *, activation="silu", out=None, n_threads=None):
     """``x / sqrt(mean x^2 + eps) * weight * act(gate)`` along the last axis.
 
-    x, gate, out  the same shape, 1 to 4 axes, float32, float16 or bfloat16, any strides; weight (n,), float32.  activation "silu" (GDN) or
-    "sigmoid" (KDA).  out may be exactly x or exactly gate; allocated it has x's type.
+    x, gate, out  the same shape, 1 to 4 axes, float32, float16 or bfloat16, any strides; weight (n,), float32.  activation
+    "silu" (GDN) or "sigmoid" (KDA).  out may be exactly x or exactly gate; allocated it has x's type.
 
     Raises ValueError (shape, stride, overlap, option) and TypeError (other types) before anything is written.
     """
@@ -240,7 +240,8 @@ def decay_gate(a, A, dt_bias, *, gate="softplus", lower_bound=None, out=None, n_
     a, out      (n_seqs, n_tokens, H) with dt_bias (H,): scalar gate; or (n_seqs, n_tokens, H, S_k) with dt_bias
                 (H, S_k) or (H * S_k,): per key channel.  float32, float16 or bfloat16, any strides; out may be exactly a,
                 allocated it is float32
-    A           (H,), float32 as dt_bias is: -exp(A_log) (GGUF's ssm_a is A already), 0 or less; 0 * -inf counts as 0, a decay of exactly 1
+    A           (H,), float32 as dt_bias is: -exp(A_log) (GGUF's ssm_a is A already), 0 or less; 0 * -inf counts as 0, a
+                decay of exactly 1
     gate        "softplus": A softplus(x), with no lower_bound;  "bounded": lower_bound sigmoid(-A x), as FLA's KDA has it;
                 "clamped": max(A softplus(x), lower_bound)
     lower_bound a number below 0, or None.  A bound alone names no form: without gate= it is refused

@@ -1,7 +1,7 @@
 # Python's states, rows, packed lengths and scratch: what the faces of the delta rule and of the convolution share.
 #
-# Needs: status.pxi (check), scratch.pxi (arena, arena_give, arena_take), cache_rows.pxi (plan_fn, run_call, scratch_bytes,
-# state_call).
+# Needs: status.pxi (check, choice), scratch.pxi (arena, arena_give, arena_take), cache_rows.pxi (plan_fn, run_call,
+# scratch_bytes, state_call).
 
 cdef class CallArrays:
     """The arrays of one call, kept alive while C holds their addresses."""
@@ -53,11 +53,7 @@ cdef int fill_rounding(gdn_call *c, rounding, seed) except -1:
         raise ValueError(f"rounding {rounding!r} needs a seed" if seed is None else f"seed is {seed!r}, which rounding "
                          f"{rounding!r} does not use")
     if seed is not None:
-        if isinstance(seed, (bool, np.bool_)) or not isinstance(seed, (int, np.integer)):
-            raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"seed must be 0 to 2^64 - 1, got {seed}")
-        c.seed = seed
+        c.seed = integer(seed, "seed", 0, 2**64 - 1)
     return 0
 
 

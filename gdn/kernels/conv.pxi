@@ -1,7 +1,8 @@
 # Depthwise causal convolution: one sequence, one part of the channels.  A vector of channels walks over a few tokens
 # with its last width - 1 inputs in registers; between token blocks they wait in scratch, so that out may be x.
 #
-# Needs: simd.pxi, pack.pxi (carve, lanes_load, lanes_store, pack_row, round_up, scratch_cursor), level.pxd (gdn_conv_job).
+# Needs: simd.pxi, pack.pxi (carve, pack_row, round_up, scratch_cursor), level.pxd (gdn_conv_job), storage.pxi (lanes_load_typed,
+# lanes_store_typed, load_type, pack_typed, rounding_at, store_rounded, type_size, v_store_rounded).
 
 cdef enum:
     BLOCK = 16                   # tokens a vector of channels walks over before the next vector's turn

@@ -6,7 +6,8 @@
 # one ascending stream, which hardware's prefetchers follow best when nothing else is fetched; with more of them, and folds,
 # the stream pauses, and what comes next is fetched.
 #
-# Needs: simd.pxi, pack.pxi (fetch_rows), recurrent.pxi (row_dots).
+# Needs: simd.pxi, pack.pxi (fetch_rows), recurrent.pxi (row_dots), storage.pxi (type_size, v_load_ordered_type, v_load_type,
+# v_store_state).
 
 cdef enum:
     PANELS = 0                   # an order: packed panels in scratch (pack.pxi), each in turn as VALUES;
@@ -128,7 +129,8 @@ cdef inline void sums_of(float *y, int64_t y_ld, const float *rows, int64_t ld, 
                   FEW_ACC // n_rows, type)
         j += FEW_ACC // n_rows * VL
     while j < n:
-        sums_tile(y + j, y_ld, rows, ld, src + type_size(type) * j, nb, n_src, first, n if fetch and j == 0 else 0, n_rows, 1, type)
+        sums_tile(y + j, y_ld, rows, ld, src + type_size(type) * j, nb, n_src, first,
+                  n if fetch and j == 0 else 0, n_rows, 1, type)
         j += VL
 
 
@@ -215,8 +217,10 @@ cdef inline void fold_edge(const fold *f, char *dst, int64_t dst_nb, const char 
 
 # ---- both in one walk over a state ------------------------------------------------------------------------------
 
-cdef inline void walk_keys_of(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src, int64_t src_nb,
-                              int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb, const int type) noexcept nogil:
+cdef inline void walk_keys_of(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src,
+                              int64_t src_nb,
+                              int64_t S_k, int64_t n_columns, const fold *f,
+                              char *dst, int64_t dst_nb, const int type) noexcept nogil:
     """y[m][j] = rows[m] . state column j, and the folded state to dst unless f is NULL; KEYS.  src NULL is zeros: no y."""
     cdef int64_t j, n, step = n_columns if f == NULL else SIDE
     for j from 0 <= j < n_columns by step:
@@ -231,8 +235,10 @@ cdef inline void walk_keys_of(float *y, int64_t y_ld, const float *rows, int64_t
             fold_rows(f, dst + j * dst_nb, dst_nb, NULL if src == NULL else src + j * src_nb, src_nb, j, n, S_k, KEYS, type)
 
 
-cdef inline void walk_values_of(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src, int64_t src_nb,
-                                int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb, const int type) noexcept nogil:
+cdef inline void walk_values_of(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src,
+                                int64_t src_nb,
+                                int64_t S_k, int64_t n_columns, const fold *f,
+                                char *dst, int64_t dst_nb, const int type) noexcept nogil:
     """The same of a state in VALUES order."""
     cdef int64_t c, n, step = max(<int64_t>8, BLOCK_FLOATS // n_columns)
     if f != NULL:
@@ -248,11 +254,13 @@ cdef inline void walk_values_of(float *y, int64_t y_ld, const float *rows, int64
         if src != NULL and n_rows > 0:
             sums(y, y_ld, rows + c, n_rows, ld, src + c * src_nb, src_nb, n, n_columns, c == 0, type)
         if f != NULL:
-            fold_rows(f, dst + c * dst_nb, dst_nb, NULL if src == NULL else src + c * src_nb, src_nb, c, n, n_columns, VALUES, type)
+            fold_rows(f, dst + c * dst_nb, dst_nb, NULL if src == NULL else src + c * src_nb, src_nb, c, n, n_columns, VALUES,
+                      type)
 
 
 cdef void walk_keys_floats(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src,
-                           int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb) noexcept nogil:
+                           int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f,
+                           char *dst, int64_t dst_nb) noexcept nogil:
     walk_keys_of(y, y_ld, rows, n_rows, ld, src, src_nb, S_k, n_columns, f, dst, dst_nb, GDN_TYPE_F32)
 
 
@@ -267,7 +275,8 @@ cdef void walk_keys_f16(float *y, int64_t y_ld, const float *rows, int64_t n_row
 
 
 cdef inline void walk_keys(int type, float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src,
-                           int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb) noexcept nogil:
+                           int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f,
+                           char *dst, int64_t dst_nb) noexcept nogil:
     if type == GDN_TYPE_F32:
         walk_keys_floats(y, y_ld, rows, n_rows, ld, src, src_nb, S_k, n_columns, f, dst, dst_nb)
     elif type == GDN_TYPE_BF16:
@@ -277,22 +286,26 @@ cdef inline void walk_keys(int type, float *y, int64_t y_ld, const float *rows, 
 
 
 cdef void walk_values_floats(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src,
-                             int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb) noexcept nogil:
+                             int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f,
+                             char *dst, int64_t dst_nb) noexcept nogil:
     walk_values_of(y, y_ld, rows, n_rows, ld, src, src_nb, S_k, n_columns, f, dst, dst_nb, GDN_TYPE_F32)
 
 
 cdef void walk_values_bf16(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src,
-                           int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb) noexcept nogil:
+                           int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f,
+                           char *dst, int64_t dst_nb) noexcept nogil:
     walk_values_of(y, y_ld, rows, n_rows, ld, src, src_nb, S_k, n_columns, f, dst, dst_nb, GDN_TYPE_BF16)
 
 
 cdef void walk_values_f16(float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src,
-                          int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb) noexcept nogil:
+                          int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f,
+                          char *dst, int64_t dst_nb) noexcept nogil:
     walk_values_of(y, y_ld, rows, n_rows, ld, src, src_nb, S_k, n_columns, f, dst, dst_nb, GDN_TYPE_F16)
 
 
 cdef inline void walk_values(int type, float *y, int64_t y_ld, const float *rows, int64_t n_rows, int64_t ld, const char *src,
-                             int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f, char *dst, int64_t dst_nb) noexcept nogil:
+                             int64_t src_nb, int64_t S_k, int64_t n_columns, const fold *f,
+                             char *dst, int64_t dst_nb) noexcept nogil:
     if type == GDN_TYPE_F32:
         walk_values_floats(y, y_ld, rows, n_rows, ld, src, src_nb, S_k, n_columns, f, dst, dst_nb)
     elif type == GDN_TYPE_BF16:

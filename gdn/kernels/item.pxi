@@ -1,7 +1,8 @@
 # A work item and its worker's scratch: where the item's tensors lie, and what passes between them and scratch.
 #
 # Needs: simd.pxi, pack.pxi, decay.pxi (gated_rows), recurrent.pxi (token), few_rows.pxi (KEYS, PANELS, VALUES), level.pxd
-# (gdn_delta_job).
+# (gdn_delta_job), storage.pxi (load_panels, load_type, move_state, pack_typed, rounding_at, state_view, store_panels,
+# type_size).
 
 cdef enum:
     TOKENS = 4                   # tokens prepared together in token-by-token stretches

@@ -8,8 +8,9 @@
 # Few tokens, and every tree, take S0 where it lies (few_rows.pxi) and write none of it but what is asked for.  Long inputs
 # take the entries into packed states as an update of them, and then run chunked, which ends where a state is asked for.
 #
-# Needs: simd.pxi, pack.pxi (at, copy_state, pack_row, store_state, unpack_row), pairs.pxi (pairs_of_path), few_rows.pxi (KEYS,
-# PANELS, VALUES, fold, walk_keys, walk_values), item.pxi, stretches.pxi (run_chunked).
+# Needs: simd.pxi, pack.pxi (pack_row), pairs.pxi (pairs_of_path), few_rows.pxi (KEYS, PANELS, VALUES, fold, walk_keys,
+# walk_values), item.pxi, stretches.pxi (is_direct, run_chunked), storage.pxi (load_type, move_state, pack_typed, rounding_at,
+# state_view, store_panels, unpack_typed).
 
 cdef enum:
     SOLVE_X_NV = 4               # vectors of columns that go through the sums of a token together
@@ -182,7 +183,8 @@ cdef void walk_state(const delta_work_item *item, int64_t m, int order, int64_t 
     cdef gdn_rounding r
     cdef fold panel_fold
     if order == KEYS:
-        walk_keys(type_in_place(item), log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[1], S_k, item.n_columns, f, y.p, y.nb[1])
+        walk_keys(type_in_place(item), log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[1], S_k, item.n_columns, f, y.p,
+                  y.nb[1])
     elif order == VALUES:
         walk_values(type_in_place(item), log.y, columns_ld, log.rows, n_rows, ld, x.p, x.nb[0], S_k, item.n_columns, f, y.p,
                     y.nb[0])

@@ -1,6 +1,6 @@
 # Row-wise kernels: rows of any stride along ne[0], VL lanes at a time; nothing past a row's end is read.
 #
-# Needs: simd.pxi, pack.pxi (lanes_load, lanes_store), level.pxd (gdn_rowwise_job).
+# Needs: simd.pxi, pack.pxi (lanes_load), level.pxd (gdn_rowwise_job), storage.pxi (lanes_load_typed, lanes_store_typed).
 
 
 cdef inline char *row_at(const gdn_tensor *x, const gdn_tensor *shape, int64_t row) noexcept nogil:

@@ -14,7 +14,7 @@
 # below sqrt(2)), else 0: rounded to one float, a slow decay would be off the same way at every token.  Per channel, whole
 # is a mask of bits; of one decay for all channels it makes two gates.
 #
-# Needs: simd.pxi.
+# Needs: simd.pxi, storage.pxi (type_size, v_load_ordered_type, v_store_state).
 
 
 cdef struct token:               # prepared once per token and value head; zero padded

@@ -12,7 +12,7 @@ cdef extern from "storage.h" nogil:
     vf v_load_ordered_type(const char *p, const int type)
     void v_store_type(char *p, vf x, const int type)
     void v_store_state(char *p, vf x, const int type)
-    void v_store_rounded(char *p, vf x, const int type, const gdn_rounding *r, uint32_t e, uint32_t step)
+    void v_store_rounded(char *p, vf x, const int type, const gdn_rounding *r, uint32_t e, uint32_t gap)
     float load_type(const char *p, int type)
     void store_type(char *p, float x, int type)
     void store_rounded(char *p, float x, int type, const gdn_rounding *r, uint32_t e)

@@ -1,9 +1,9 @@
 # The tokens of a work item in a row: chunked on packed states, or token by token, there or in place.
 #
-# Needs: simd.pxi, pack.pxi (copy_state, dot, fetch_rows, pack_row, unpack_row), tile.pxi (pack_blocks), pairs.pxi
-# (pair_products), decay.pxi (operands, prepare_channels, prepare_scalar), chunked.pxi (chunk_panel_narrow, chunk_panel_wide),
-# recurrent.pxi (DECAY_ONE_PLUS_PART, DECAY_PART, DECAY_PER_CHANNEL, columns_step, rows_step, token), few_rows.pxi (KEYS,
-# PANELS), item.pxi.
+# Needs: simd.pxi, pack.pxi (dot, fetch_rows), tile.pxi (pack_blocks), pairs.pxi (pair_products), decay.pxi (operands,
+# prepare_channels, prepare_scalar), chunked.pxi (chunk_panel_narrow, chunk_panel_wide), recurrent.pxi (DECAY_ONE_PLUS_PART,
+# DECAY_PART, DECAY_PER_CHANNEL, columns_step, rows_step, token), few_rows.pxi (KEYS, PANELS), item.pxi, storage.pxi (move_state,
+# pack_typed, state_view, type_size, unpack_typed).
 
 # ---- the chunked stretch ---------------------------------------------------------------------------------------
 
@@ -271,7 +271,8 @@ cdef void steps_in_panels(delta_work_item *item, int64_t m, int64_t t0, int64_t 
                 columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_ONE_PLUS_PART,
                              GDN_TYPE_F32)
             else:
-                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_PART, GDN_TYPE_F32)
+                columns_step(&tok, item.job.S_k, state, 4 * NV * VL, state, 4 * NV * VL, 0, 0, NV, False, DECAY_PART,
+                             GDN_TYPE_F32)
             tok.v += NV * VL
             tok.out += NV * VL
             state += 4 * panel

@@ -1,7 +1,7 @@
 # From arguments to arrays: float32, or one of the types of activations and states, at any strides, zero-copy, or an error
 # that names the argument.
 #
-# Needs: _tensor.pyx (Tensor, block, new_array, tensor_array), memory.pxi (Memory, is_scalar, open_memory).
+# Needs: _tensor.pyx (NPY_USERDEF, Tensor, block, new_array, tensor_array), memory.pxi (Memory, is_scalar, open_memory).
 
 cdef str TYPED = "float32, float16 or bfloat16"
 
@@ -81,8 +81,8 @@ cdef ndarray array_over(object obj, str name, bint writable, bint narrow):
 cdef int refuse_alignment(ndarray array, str name) except -1:
     if PyArray_SIZE(array) == 0:          # nothing is ever read there
         return 0
-    raise ValueError(f"{name} must have an address and strides that are multiples of {PyArray_ITEMSIZE(array)} bytes, got address "
-                     f"{<uintptr_t>PyArray_DATA(array):#x} and strides {(<object>array).strides}")
+    raise ValueError(f"{name} must have an address and strides that are multiples of {PyArray_ITEMSIZE(array)} bytes, "
+                     f"got address {<uintptr_t>PyArray_DATA(array):#x} and strides {(<object>array).strides}")
 
 
 cdef ndarray foreign_array(object obj, str name, bint narrow):

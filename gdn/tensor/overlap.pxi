@@ -1,6 +1,6 @@
 # Whether an output shares memory with another array, or with itself: exact, or an error where that takes too long.
 #
-# Needs: _tensor.pyx (MAX_AXES), _checked.pxd (span_of).
+# Needs: _tensor.pyx (MAX_AXES), _checked.pxd (span_of), convert.pxi (storage_type).
 
 cdef object shares_memory = numpy.shares_memory
 cdef object TooHardError = numpy.exceptions.TooHardError
