@@ -4,6 +4,7 @@ import operator
 from typing import Any
 
 import numpy as np
+from numpy import ma     # numpy loads it when first asked for: too late in a process without free files
 from numpy.typing import NDArray
 
 
@@ -25,7 +26,7 @@ def integers(values: Any, name: str, error: type[Exception] = ValueError) -> NDA
 
     TypeError: no integers, or a masked array.  ValueError: rows of several lengths.  `error`: an integer beyond int64.
     """
-    if isinstance(values, np.ma.MaskedArray):
+    if isinstance(values, ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array")
     try:
         array = np.asarray(values)
