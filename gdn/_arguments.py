@@ -4,7 +4,7 @@ import operator
 from typing import Any
 
 import numpy as np
-from numpy import ma     # numpy loads it when first asked for: too late in a process without free files
+from numpy import ma  # numpy loads it when first asked for: too late in a process without free files
 from numpy.typing import NDArray
 
 

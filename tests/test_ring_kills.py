@@ -11,7 +11,7 @@ import traceback
 
 import numpy as np
 import pytest
-from ring_model import EXTENTS, fields
+from ring_model import fields
 from test_ring_processes import shared
 
 import gdn
