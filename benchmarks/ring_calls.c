@@ -12,7 +12,7 @@ static double now(void)
 }
 
 double begin_commit(const gdn_api *gdn, gdn_ring_header *ring, const int64_t *seq_ids, const int64_t *n_tokens,
-                    int64_t n, int64_t *rows_in, int64_t *rows_out, int64_t n_snapshots, int rounds)
+                    int64_t n, int64_t *rows_in, int64_t *rows_out, int64_t n_snapshots, int64_t *lists, int rounds)
 {
     double best = 1e9;
     for (int round = 0; round < rounds; round++) {
@@ -20,6 +20,14 @@ double begin_commit(const gdn_api *gdn, gdn_ring_header *ring, const int64_t *se
         for (int i = 0; i < 1000; i++) {
             gdn_ring_step step = { .size = sizeof step, .n_seqs = n, .n_snapshots = n_snapshots, .seq_ids = seq_ids,
                                    .n_tokens = n_tokens, .rows_in = rows_in, .rows_out = rows_out };
+            if (ring->form == GDN_FORM_LOG) {       /* lists: 16 entries, a token's and a checkpoint a sequence */
+                step.log_in = lists;
+                step.n_log_in = 16;
+                step.log_out = lists + 16 * n;
+                step.n_log_out = 1;
+                step.checkpoints = lists + 17 * n;
+                step.max_checkpoints = n;
+            }
             if (gdn->ring_begin(ring, &step) != GDN_OK || gdn->ring_commit(ring, &step) != GDN_OK)
                 return -1;
         }
