@@ -4,7 +4,7 @@
 import numpy as np
 
 import gdn
-from benchmarks.check import check_conv, check_result
+from benchmarks.check import BOUND, check_conv, check_result
 from benchmarks.shapes import Shape, aligned, inputs
 
 LAYERS = 24             # recurrent layers of the decode rows: 24 x 2 MiB of state, more than the last-level cache
@@ -13,7 +13,7 @@ LAYERS = 24             # recurrent layers of the decode rows: 24 x 2 MiB of sta
 def prefill(shape, n_tokens, n_threads=1, *, data=None, states=None, head_map="tiled", mode="auto"):
     """One call on a warm state; out and state_out given.  states: arrays for the state and the new one."""
     q, k, v, g, beta, state = data or inputs(shape, n_tokens)
-    out, state_out = aligned(v.shape), aligned(state.shape)
+    out, state_out = aligned(v.shape, v.dtype), aligned(state.shape)
     if states is not None:
         states[0][:] = state
         state, state_out = states
@@ -25,7 +25,7 @@ def prefill(shape, n_tokens, n_threads=1, *, data=None, states=None, head_map="t
     def check():
         before = state.copy()
         call()
-        check_result(shape, (q, k, v, g, beta, before), out, state_out, head_map)
+        check_result(shape, (q, k, v, g, beta, before), out, state_out, head_map, BOUND if out.dtype == np.float32 else 0.01)
     call.check = check
     return call
 
@@ -50,6 +50,14 @@ def layer_states(shape, n_rows=1, n_layers=LAYERS, seed=1):
     return states
 
 
+def narrow_states(shape, dtype, n_rows=1):
+    """`layer_states` of another type."""
+    states = layer_states(shape, n_rows)
+    narrow = aligned(states.shape, dtype)
+    narrow[:] = states
+    return narrow
+
+
 def decode(shape, states, n_tokens=1, n_snapshots=1, *, n_threads=1, head_map="tiled"):
     """n_tokens of one sequence through every layer, in place; slot s of the snapshots is row s of the layer."""
     q, k, v, g, beta, _ = inputs(shape, n_tokens)
@@ -64,9 +72,11 @@ def decode(shape, states, n_tokens=1, n_snapshots=1, *, n_threads=1, head_map="t
                                         n_threads=n_threads)
 
     def check():
-        before = layers[-1][:1].copy()
+        before = layers[-1][:1].astype(np.float32)
         call()
         new = layers[-1][:1] if n_snapshots == 1 else layers[-1][:n_snapshots, None]
+        if new.dtype != np.float32:               # rounded: the output alone
+            new = None
         check_result(shape, (q, k, v, g, beta, before), out, new, head_map, slots=n_snapshots)
     call.check = check
     return call
@@ -115,7 +125,7 @@ def log_decode(shape, states, n_entries, n_tokens=1, *, parents=None, n_steps=1,
         (layer, log), step = layers[-1], steps[-1]
         call()
         at = step["log_in"][0]
-        state = gdn.reference.replay(layer[step["rows_in"][0]], log.k[at], log.d[at], log.g[at])[-1]
+        state = gdn.reference.replay(layer[step["rows_in"][0]].astype(np.float32), log.k[at], log.d[at], log.g[at])[-1]
         for path in [range(n_tokens)] if parents is None else paths(parents[0]):
             check_result(shape, (*(x[:, path] for x in data), state[None]), out[:, path], None, "tiled")
     call.check = check

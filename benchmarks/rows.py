@@ -204,6 +204,46 @@ def _():
     return p.ratio, times(p)
 
 
+def bfloat16():
+    from ml_dtypes import bfloat16 as dtype
+    return dtype
+
+
+def decode_narrow(dtype):
+    p = compare(ours.decode(QWEN, ours.narrow_states(QWEN, dtype)), ours.decode(QWEN, ours.layer_states(QWEN)))
+    return p.ratio, times(p)
+
+
+@row("decode-bf16", "decode on bfloat16 states in place, 24 layers: time over float32 states", target=0.75, stretch=0.6,
+     at_least=False)
+def _():
+    return decode_narrow(bfloat16())
+
+
+@row("decode-f16", "the same on float16 states", target=0.75, stretch=0.6, at_least=False)
+def _():
+    return decode_narrow(np.float16)
+
+
+@row("log-bf16", "64 decode steps on bfloat16 states and a token log, with folds: time over 64 in place on float32 states",
+     target=0.85, stretch=0.7, at_least=False)
+def _():
+    log = ours.log_decode(QWEN, ours.narrow_states(QWEN, bfloat16(), 2), ours.KEPT, n_steps=STEPS)
+    p = compare(log, repeated(ours.decode(QWEN, ours.layer_states(QWEN)), STEPS))
+    return p.ratio, times(p)
+
+
+@row("prefill-bf16", "prefill of 2048 tokens with bfloat16 q, k, v and out: time over float32's", target=1.03, stretch=0.97,
+     at_least=False)
+def _():
+    q, k, v, *rest = inputs(QWEN, 2048)
+    narrow = [aligned(x.shape, bfloat16()) for x in (q, k, v)]
+    for x, y in zip(narrow, (q, k, v), strict=True):
+        x[:] = y
+    p = compare(ours.prefill(QWEN, 2048, data=(*narrow, *rest)), ours.prefill(QWEN, 2048))
+    return p.ratio, times(p)
+
+
 @row("threads-prefill", "prefill, 2048 tokens: two threads over one", target=1.8, stretch=1.95, at_least=True)
 def _():
     two, one = (ours.prefill(QWEN, 2048, n_threads=n) for n in (2, 1))

@@ -11,6 +11,9 @@ def info(args):
 
 
 def check(args):
+    if args.types:
+        from gdn._drift import run as drift
+        return drift()
     from gdn._check import run
     return run(args.full)
 
@@ -54,8 +57,10 @@ def parse(argv):
         return sub
 
     command(info, "version, level, threads and how the library was built")
-    command(check, "the installed kernels against the float64 reference; exit status 1 on a miss").add_argument(
-        "--full", action="store_true", help="every combination of the grid, a few minutes")
+    what = command(check, "the installed kernels against the float64 reference; exit status 1 on a miss")
+    what = what.add_mutually_exclusive_group()
+    what.add_argument("--full", action="store_true", help="every combination of the grid, a few minutes")
+    what.add_argument("--types", action="store_true", help="how far states of each type drift over 4096 tokens")
     command(bench, "a quick table of what this machine does").add_argument(
         "--seconds", type=float, default=0.5, help="time spent on each row (0.5)")
     command(inspect, "the linear-attention layers of a GGUF file").add_argument("file", metavar="FILE.gguf")

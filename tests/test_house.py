@@ -11,7 +11,7 @@ GDN = Path(__file__).parents[1] / "gdn"
 # From the bottom up: a file imports, when it is loaded, only from ranks below its own, or within its folder.
 RANKS = (("_c", "_checked", "_version", "reference", "include"), ("kernels",), ("_level_base", "_level_v3", "_level_v4"),
          ("_arguments", "_errors"), ("_tensor",), ("_core",), ("_ring",), ("batch", "ring", "weight_layouts", "_config"),
-         ("layer_config",), ("layer",), ("adapters", "native"), ("__init__", "__main__", "_check", "_bench"))
+         ("layer_config",), ("layer",), ("adapters", "native"), ("__init__", "__main__", "_check", "_drift", "_bench"))
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 HOMES = {"_tensor": "tensor", "_core": "core", "_ring": "ring"}      # whose includes lie where; the levels' in kernels
 NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*")

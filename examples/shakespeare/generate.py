@@ -33,7 +33,7 @@ def silu(x: Array) -> Array:
 class Model:
     """The weights of a GGUF file and the state of one conversation."""
 
-    def __init__(self, path: str | Path = FILE) -> None:
+    def __init__(self, path: str | Path = FILE, state_type: str = "f32") -> None:
         reader = GGUFReader(path)
         config = {name.split(".", 1)[1]: field.contents() for name, field in reader.fields.items() if "." in name}
         self.weights = {t.name: np.asarray(dequantize(t.data, t.tensor_type), np.float32) for t in reader.tensors}
@@ -43,7 +43,10 @@ class Model:
         self.S_k, self.S_v = config["ssm.state_size"], config["ssm.inner_size"] // self.H_v
         channels = 2 * self.H_k * self.S_k + self.H_v * self.S_v
         # One row a sequence; this program reads a single one, so every cache has one row.
-        self.states = np.zeros((self.n_layers, 1, self.H_v, self.S_v, self.S_k), np.float32)
+        shape = self.n_layers, 1, self.H_v, self.S_v, self.S_k
+        self.states: Any = np.zeros(shape, np.float16 if state_type == "f16" else np.float32)
+        if state_type == "bf16":                       # numpy has none: a view of 16-bit words a layer
+            self.states = [gdn.Tensor(words, type="bf16") for words in np.zeros(shape, np.uint16)]
         self.windows = np.zeros((self.n_layers, 1, channels, config["ssm.conv_kernel"] - 1), np.float32)
 
     def rms_norm(self, x: Array, name: str) -> Array:
@@ -98,6 +101,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--greedy", action="store_true", help="always the likeliest byte")
+    parser.add_argument("--state-type", choices=("f32", "bf16", "f16"), default="f32", help="how states are stored")
     parser.add_argument("--file", default=FILE, help="a GGUF file of this form")
     args = parser.parse_args()
     if not args.prompt or args.tokens < 0 or args.temperature < 0:
@@ -109,7 +113,7 @@ def main() -> None:
     args = arguments()
     gdn.set_num_threads(1)                             # four heads of 64: too little work to share
     temperature, rng = 0 if args.greedy else args.temperature, np.random.default_rng(args.seed)
-    model, prompt = Model(args.file), list(args.prompt.encode())
+    model, prompt = Model(args.file, args.state_type), list(args.prompt.encode())
 
     def write(data: bytes) -> None:
         sys.stdout.buffer.write(data)

@@ -242,7 +242,7 @@ enum {
  *         24     8  tag             of what its states are (model, head order); 0: not told
  *         32     8  nonce           another for every ring ever made
  *         40     4  form            GDN_FORM_*
- *         44     4  dtype           of the state rows: GDN_TYPE_F32
+ *         44     4  dtype           of the recurrent rows: GDN_TYPE_F32, _F16 or _BF16; the rest is float32
  *         48     4  n_slots         sequences the ring has room for
  *         52     4  n_rollback      tokens that can be taken back
  *         56     4  n_planes        n_rollback + 1 + spare; 1 in log form
@@ -260,7 +260,7 @@ enum {
  *        104     4  n_ids           extent of the id table, a power of two
  *        108     4  head_map        GDN_HEAD_*: which key head's k a value head's entries go with; 0: not told
  *        112     8  n_rows          of a layer: n_planes * n_slots + n_spare
- *        120     8  n_embd_s        floats of a recurrent row: S_k * S_v * H_v, [H_v][S_v][S_k], key index contiguous
+ *        120     8  n_embd_s        elements of a recurrent row: S_k * S_v * H_v, [H_v][S_v][S_k], key index contiguous
  *        128     8  n_embd_r        floats of a convolution row: [conv_channels][conv_width - 1], oldest first
  *        136     8  slots_offset    gdn_ring_slot[n_slots]
  *        144     8  readers_offset  gdn_ring_readers[n_slots]
@@ -416,7 +416,7 @@ typedef struct gdn_ring_params {
     int32_t  H_k, per_channel;  /* log form: extents of an entry; plane form: carried along, 0 = not told */
     int32_t  log_capacity;      /* log form: at least n_rollback + 1; 0 = max(16, 2 n_rollback) */
     int32_t  n_spare;           /* log form: 1 to n_slots; 0 = n_slots */
-    int32_t  dtype;             /* GDN_TYPE_F32 */
+    int32_t  dtype;             /* of the recurrent rows: GDN_TYPE_F32, GDN_TYPE_F16 or GDN_TYPE_BF16 */
     int32_t  head_map;          /* GDN_HEAD_*: only ring_copy_state and ring_save_state of log form need it, if 1 < H_k < H_v */
     uint64_t tag;               /* of what the states are, 0 = not told */
 } gdn_ring_params;

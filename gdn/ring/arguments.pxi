@@ -4,6 +4,7 @@
 
 cdef dict FORMS = {"planes": GDN_FORM_PLANES, "log": GDN_FORM_LOG}
 cdef dict HEAD_MAPS = {None: GDN_HEAD_NONE, "tiled": GDN_HEAD_TILED, "interleaved": GDN_HEAD_INTERLEAVED}
+cdef dict DTYPES = {"f32": GDN_TYPE_F32, "f16": GDN_TYPE_F16, "bf16": GDN_TYPE_BF16}
 cdef dict LEAST = {"n_rollback": 0, "conv_channels": 0, "spare": 0}          # of extents; 1 for the others
 cdef tuple OPTIONAL = ("spare", "log_capacity", "n_spare", "H_k")
 
@@ -66,8 +67,8 @@ cdef gdn_ring_params ring_params(dict extents, form, per_channel, head_map, dtyp
         raise ValueError(f"form must be 'planes' or 'log', got {form!r}")
     if not isinstance(head_map, (str, type(None))) or head_map not in HEAD_MAPS:
         raise ValueError(f"head_map must be 'tiled', 'interleaved' or None, got {head_map!r}")
-    if dtype != "f32":
-        raise TypeError(f"dtype must be 'f32', got {dtype!r}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise TypeError(f"dtype must be 'f32', 'bf16' or 'f16', got {dtype!r}")
     for name, value in extents.items():
         if value is None and name in OPTIONAL:
             numbers[name] = -1 if name == "spare" else 0
@@ -80,7 +81,7 @@ cdef gdn_ring_params ring_params(dict extents, form, per_channel, head_map, dtyp
     p.H_k, p.H_v, p.S_k, p.S_v = numbers["H_k"], numbers["H_v"], numbers["S_k"], numbers["S_v"]
     p.conv_channels, p.conv_width, p.spare = numbers["conv_channels"], numbers["conv_width"], numbers["spare"]
     p.form, p.log_capacity, p.n_spare = FORMS[form], numbers["log_capacity"], numbers["n_spare"]
-    p.per_channel, p.head_map, p.dtype = flag(per_channel, "per_channel"), HEAD_MAPS[head_map], GDN_TYPE_F32
+    p.per_channel, p.head_map, p.dtype = flag(per_channel, "per_channel"), HEAD_MAPS[head_map], DTYPES[dtype]
     p.tag = integer(tag, "tag", 0, 2**64 - 1)
     return p
 
@@ -166,6 +167,8 @@ cdef str why_not(const gdn_ring_header *ring, const void *given, size_t size):
         return f"it can be rolled back by {h.valid} tokens, the ring keeps {ring.n_rollback}"
     if h.position > MAX_TOKENS:
         return f"its position {h.position} is beyond {MAX_TOKENS}, where none can be continued"
+    if h.dtype != ring.dtype:
+        return f"its states are of type {h.dtype}, the ring's of type {ring.dtype} (GDN_TYPE_*)"
     describe(ring, 0, 0, 0, &mine)
     there, here = shape_of(&h), shape_of(&mine)
     if there != here:

@@ -2,6 +2,14 @@
 #
 # Needs: _checked.pxd, crc.h.
 
+cdef extern from "storage.h" nogil:       # states' types, of the kernels
+    ctypedef struct gdn_rounding:
+        pass
+    int64_t type_size(int type)
+    float load_type(const char *p, int type)
+    void store_rounded(char *p, float x, int type, const gdn_rounding *r, uint32_t e)
+    gdn_rounding rounding_of(int stochastic, uint64_t seed, int64_t seq, int64_t position)
+
 cdef enum:
     HEADER_BYTES = 512            # gdn_ring_header
     LAYOUT_BYTES = 380            # its fields in front of their checksum
@@ -34,7 +42,7 @@ cdef gdn_status read_params(const gdn_ring_params *given, gdn_ring_params *p) no
     status = read_struct(given, PARAMS_LEAST, sizeof(gdn_ring_params), p)
     if status != GDN_OK:
         return status
-    if p.dtype != GDN_TYPE_F32:
+    if p.dtype != GDN_TYPE_F32 and p.dtype != GDN_TYPE_F16 and p.dtype != GDN_TYPE_BF16:
         return GDN_ERR_TYPE
     if (min(p.n_slots, p.n_layers, p.H_v, p.S_k, p.S_v, p.conv_width) < 1 or p.n_slots > MAX_SLOTS or p.spare < -1
             or min(p.n_rollback, p.conv_channels, p.H_k, p.log_capacity, p.n_spare) < 0
@@ -109,10 +117,10 @@ cdef bint plan_tables(gdn_ring_header *h) noexcept nogil:
 cdef bint plan_rows(gdn_ring_header *h) noexcept nogil:
     """A layer's rows and entries, and the bytes of all.  True on overflow."""
     cdef int64_t ssm_bytes = 0, conv_bytes = 0, log_bytes = 0, n_k = 0, n_d = 0, n_g = 0, n_entry = 0
-    cdef bint bad = align(h.n_embd_s, &h.ssm_row_nb) or align(h.n_embd_r, &h.conv_row_nb)
+    cdef bint bad = align(h.n_embd_s, type_size(h.dtype), &h.ssm_row_nb) or align(h.n_embd_r, 4, &h.conv_row_nb)
     if h.form == GDN_FORM_LOG:
-        bad |= align(<int64_t>h.H_k * h.S_k, &n_k) or align(<int64_t>h.H_v * h.S_v, &n_d)
-        bad |= align(<int64_t>h.H_v * (h.S_k if h.per_channel else 1), &n_g) or align(h.conv_channels, &n_entry)
+        bad |= align(<int64_t>h.H_k * h.S_k, 4, &n_k) or align(<int64_t>h.H_v * h.S_v, 4, &n_d)
+        bad |= align(<int64_t>h.H_v * (h.S_k if h.per_channel else 1), 4, &n_g) or align(h.conv_channels, 4, &n_entry)
         bad |= add(n_k, n_d, &h.entry_g) or add(h.entry_g, n_g, &h.entry_x) or add(h.entry_x, n_entry, &h.entry_nb)
         h.entry_d = n_k
     bad |= multiply(h.n_rows, h.ssm_row_nb, &ssm_bytes) or multiply(h.n_rows, h.conv_row_nb, &conv_bytes)
@@ -125,11 +133,11 @@ cdef bint plan_rows(gdn_ring_header *h) noexcept nogil:
     return bad
 
 
-cdef bint align(int64_t n_floats, int64_t *nb) noexcept nogil:
-    """Bytes of so many floats, up to the next aligned address; True on overflow."""
-    if n_floats > INT64_MAX // 8:
+cdef bint align(int64_t n, int64_t size, int64_t *nb) noexcept nogil:
+    """Bytes of n elements, up to the next aligned address; True on overflow."""
+    if n > INT64_MAX // 8:
         return True
-    nb[0] = (4 * n_floats + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN
+    nb[0] = (size * n + ROW_ALIGN - 1) // ROW_ALIGN * ROW_ALIGN
     return False
 
 
@@ -202,20 +210,27 @@ cdef inline char *log_entry(gdn_ring_header *ring, int64_t layer, int64_t entry)
     return <char *>ring + ring.log_offset + layer * ring.layer_nb + entry * ring.entry_nb
 
 
+cdef inline int64_t ssm_size(const gdn_ring_header *ring) noexcept nogil:
+    """Bytes of a recurrent row's elements."""
+    return type_size(ring.dtype) * ring.n_embd_s
+
+
 cdef void zero_row(gdn_ring_header *ring, int64_t row) noexcept nogil:
     cdef int64_t layer
     for layer in range(ring.n_layers):
-        memset(ssm_row(ring, layer, row), 0, 4 * ring.n_embd_s)
+        memset(ssm_row(ring, layer, row), 0, ssm_size(ring))
         memset(conv_row(ring, layer, row), 0, 4 * ring.n_embd_r)
 
 
 # ---------------------------------------------------------------- rows and entries as tensors
 
-cdef void fill_tensor(gdn_tensor *t, char *data, int64_t ne0, int64_t ne1, int64_t ne2, int64_t n, int64_t nb) noexcept nogil:
-    """n contiguous blocks of [ne2][ne1][ne0] floats, nb bytes apart, along the last axis."""
-    t.data, t.type = data, GDN_TYPE_F32
+cdef void fill_tensor(gdn_tensor *t, char *data, int64_t ne0, int64_t ne1, int64_t ne2, int64_t n, int64_t nb,
+                      int type) noexcept nogil:
+    """n contiguous blocks of [ne2][ne1][ne0] elements, nb bytes apart, along the last axis."""
+    cdef int64_t size = type_size(type)
+    t.data, t.type = data, type
     t.ne[0], t.ne[1], t.ne[2], t.ne[3] = ne0, ne1, ne2, n
-    t.nb[0], t.nb[1], t.nb[2], t.nb[3] = 4, 4 * ne0, 4 * ne0 * ne1, nb
+    t.nb[0], t.nb[1], t.nb[2], t.nb[3] = size, size * ne0, size * ne0 * ne1, nb
 
 
 cdef gdn_status ring_ssm(gdn_ring_header *ring, int64_t layer, gdn_tensor *t) noexcept nogil:
@@ -223,7 +238,7 @@ cdef gdn_status ring_ssm(gdn_ring_header *ring, int64_t layer, gdn_tensor *t) no
         return GDN_ERR_NULL
     if layer < 0 or layer >= ring.n_layers:
         return GDN_ERR_ROW
-    fill_tensor(t, ssm_row(ring, layer, 0), ring.S_k, ring.S_v, ring.H_v, ring.n_rows, ring.ssm_row_nb)
+    fill_tensor(t, ssm_row(ring, layer, 0), ring.S_k, ring.S_v, ring.H_v, ring.n_rows, ring.ssm_row_nb, ring.dtype)
     return GDN_OK
 
 
@@ -232,7 +247,8 @@ cdef gdn_status ring_conv(gdn_ring_header *ring, int64_t layer, gdn_tensor *t) n
         return GDN_ERR_NULL
     if layer < 0 or layer >= ring.n_layers:
         return GDN_ERR_ROW
-    fill_tensor(t, conv_row(ring, layer, 0), ring.conv_width - 1, ring.conv_channels, 1, ring.n_rows, ring.conv_row_nb)
+    fill_tensor(t, conv_row(ring, layer, 0), ring.conv_width - 1, ring.conv_channels, 1, ring.n_rows, ring.conv_row_nb,
+                GDN_TYPE_F32)
     return GDN_OK
 
 
@@ -247,10 +263,10 @@ cdef gdn_status ring_log(gdn_ring_header *ring, int64_t layer, gdn_tensor *k, gd
     if layer < 0 or layer >= ring.n_layers:
         return GDN_ERR_ROW
     entry, n, nb = log_entry(ring, layer, 0), <int64_t>ring.n_slots * ring.n_entries, ring.entry_nb
-    fill_tensor(k, entry, ring.S_k, ring.H_k, n, 1, n * nb)
-    fill_tensor(d, entry + ring.entry_d, ring.S_v, ring.H_v, n, 1, n * nb)
-    fill_tensor(g, entry + ring.entry_g, ring.S_k if ring.per_channel else 1, ring.H_v, n, 1, n * nb)
-    fill_tensor(x, entry + ring.entry_x, ring.conv_channels, n, 1, 1, n * nb)
+    fill_tensor(k, entry, ring.S_k, ring.H_k, n, 1, n * nb, GDN_TYPE_F32)
+    fill_tensor(d, entry + ring.entry_d, ring.S_v, ring.H_v, n, 1, n * nb, GDN_TYPE_F32)
+    fill_tensor(g, entry + ring.entry_g, ring.S_k if ring.per_channel else 1, ring.H_v, n, 1, n * nb, GDN_TYPE_F32)
+    fill_tensor(x, entry + ring.entry_x, ring.conv_channels, n, 1, 1, n * nb, GDN_TYPE_F32)
     k.nb[2] = d.nb[2] = g.nb[2] = x.nb[1] = nb
     x.nb[2] = n * nb
     return GDN_OK

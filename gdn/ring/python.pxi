@@ -20,7 +20,7 @@ cdef class StateRing:
     TypeError for anything but an integer where one is meant.  A refused call changes nothing.
 
     n_slots, n_rollback, n_planes, n_layers, H_k (None: not told), H_v, S_k, S_v, per_channel, conv_channels, conv_width,
-    form, log_capacity, n_spare, head_map, tag, nbytes, address: what the ring was made of, and where it lies.
+    form, log_capacity, n_spare, head_map, dtype, tag, nbytes, address: what the ring was made of, and where it lies.
     """
     def __cinit__(self, buffer):
         cdef gdn_status status
@@ -56,12 +56,13 @@ cdef class StateRing:
                      "log": one state a slot, log_capacity (default max(16, 2 n_rollback)) + n_rollback + 1 log entries a
                      slot, and n_spare further states (default n_slots) for all; a failed step never loses anything.
                      A step that folds the logs of more than n_spare sequences is refused
-        n_layers, H_v, S_k, S_v, conv_channels, conv_width    extents of a layer's states, float32
+        n_layers, H_v, S_k, S_v, conv_channels, conv_width    extents of a layer's states
         H_k, per_channel    of a log's entries: heads of k, and whether the gate has S_k values a head; form "log" needs H_k
         head_map     "tiled" or "interleaved", as the delta rule is told; only save and copy without depth ask for it, in
                      form "log" where 1 < H_k < H_v
-        dtype        of the state rows: "f32".  tag: a number of 64 bits for what the states are of (`layer.tag`); saved
-                     sequences carry it, and another one is refused
+        dtype        of the recurrent rows: "f32", "bf16" or "f16"; windows and log entries are float32
+        tag          a number of 64 bits for what the states are of (`layer.tag`); saved sequences carry it, and another one
+                     is refused
         buffer, path    where it lies: see StateRing; or a file that is not there yet, whose bytes are reserved
 
         ValueError: extents out of range or of the other form, or a buffer that is too short, read-only or misaligned.
@@ -113,6 +114,11 @@ cdef class StateRing:
     def head_map(self):
         """ "tiled", "interleaved", or None if the ring was not told."""
         return (None, "tiled", "interleaved")[self.ring.head_map]
+
+    @property
+    def dtype(self):
+        """ "f32", "bf16" or "f16": of the recurrent rows."""
+        return {value: name for name, value in DTYPES.items()}[self.ring.dtype]
 
     @property
     def tag(self):
@@ -348,7 +354,7 @@ cdef class StateRing:
         return self.slot(id)
 
     def ssm(self, layer):
-        """A layer's recurrent states, zero-copy: a Tensor of ne (S_k, S_v, H_v, rows), float32.
+        """A layer's recurrent states, zero-copy: a Tensor of ne (S_k, S_v, H_v, rows), of the ring's dtype.
 
         Rows: plane * n_slots + slot, or in form "log" a row for each slot and n_spare more.  IndexError: no such layer.
         """

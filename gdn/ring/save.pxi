@@ -1,8 +1,8 @@
 # A sequence copied, or as bytes: a header, then rows, each the recurrent and convolution row of every layer: planes, oldest
 # first, or a log's row; then a log's entries, oldest first, each its k, d, g and x of every layer.
 #
-# Needs: layout.pxi (conv_row, entry_at, log_entry, record, row_of, ssm_row), lock.pxi (begin_read, end_read, lock, resolve_dead,
-# unlock), slots.pxi, crc.h.
+# Needs: layout.pxi (conv_row, entry_at, load_type, log_entry, record, rounding_of, row_of, ssm_row, ssm_size, store_rounded,
+# type_size), lock.pxi (begin_read, end_read, lock, resolve_dead, unlock), slots.pxi, crc.h.
 
 cdef extern from *:
     """
@@ -25,7 +25,8 @@ cdef extern from *:
 
 cdef enum:
     CRC_START = 16                # bytes in front of what the checksum covers
-    FOLD_KEYS = 64                # keys of a head whose values stay in the cache while entries are added
+    FOLD_KEYS = 64                # keys and values of a head that are in scratch while entries are added
+    FOLD_VALUES = 32
 
 
 # ---------------------------------------------------------------- reading a sequence
@@ -53,31 +54,27 @@ cdef gdn_status open_read(gdn_ring_header *ring, int64_t seq_id, int64_t *slot, 
 
 cdef void read_row(gdn_ring_header *ring, int64_t layer, int64_t row, char *ssm, char *conv, bint zero) noexcept nogil:
     if zero:
-        memset(ssm, 0, 4 * ring.n_embd_s)
+        memset(ssm, 0, ssm_size(ring))
         memset(conv, 0, 4 * ring.n_embd_r)
     else:
-        memcpy(ssm, ssm_row(ring, layer, row), 4 * ring.n_embd_s)
+        memcpy(ssm, ssm_row(ring, layer, row), ssm_size(ring))
         memcpy(conv, conv_row(ring, layer, row), 4 * ring.n_embd_r)
 
 
-cdef void fold(gdn_ring_header *ring, int64_t layer, int64_t slot, const gdn_ring_slot *r, float *ssm,
+cdef void fold(gdn_ring_header *ring, int64_t layer, int64_t slot, const gdn_ring_slot *r, char *ssm,
                float *conv) noexcept nogil:
     """Add the slot's entries to a copy of its row: ssm [H_v][S_v][S_k], conv [channels][width - 1]."""
-    cdef int64_t h, first, e, w = ring.conv_width - 1, c
-    cdef const char *entry
+    cdef int64_t h, first, j, e, w = ring.conv_width - 1, c
     cdef const float *x
     for e in range(r.n_log):
-        entry = log_entry(ring, layer, entry_at(ring, slot, r, e))
-        x = <const float *>(entry + ring.entry_x)
+        x = <const float *>(log_entry(ring, layer, entry_at(ring, slot, r, e)) + ring.entry_x)
         for c in range(ring.conv_channels if w > 0 else 0):
             memmove(conv + c * w, conv + c * w + 1, 4 * (w - 1))
             conv[c * w + w - 1] = x[c]
     for h in range(ring.H_v):
-        first = 0
-        while first < ring.S_k:
-            for e in range(r.n_log):
-                fold_entry(ring, log_entry(ring, layer, entry_at(ring, slot, r, e)), h, first, ssm)
-            first += FOLD_KEYS
+        for first from 0 <= first < ring.S_k by FOLD_KEYS:
+            for j from 0 <= j < ring.S_v by FOLD_VALUES:
+                fold_block(ring, layer, slot, r, h, first, j, ssm)
 
 
 cdef inline int64_t key_head(gdn_ring_header *ring, int64_t h) noexcept nogil:
@@ -88,20 +85,35 @@ cdef inline bint can_fold(gdn_ring_header *ring) noexcept nogil:
     return ring.head_map != GDN_HEAD_NONE or ring.H_k == ring.H_v or ring.H_k == 1
 
 
-cdef void fold_entry(gdn_ring_header *ring, const char *entry, int64_t h, int64_t first, float *ssm) noexcept nogil:
-    """S <- exp(g) S + k d^T for keys from `first` on of one head, as many as stay in the cache with their values."""
-    cdef int64_t n = min(<int64_t>FOLD_KEYS, ring.S_k - first), i, j
-    cdef const float *k = <const float *>entry + key_head(ring, h) * ring.S_k + first
-    cdef const float *d = <const float *>(entry + ring.entry_d) + h * ring.S_v
-    cdef const float *g = <const float *>(entry + ring.entry_g) + (h * ring.S_k + first if ring.per_channel else h)
+cdef void fold_block(gdn_ring_header *ring, int64_t layer, int64_t slot, const gdn_ring_slot *r, int64_t h, int64_t first,
+                     int64_t j_0, char *ssm) noexcept nogil:
+    """S <- exp(g) S + k d^T for every entry, of some keys and values of one head; the state is rounded once."""
+    cdef int64_t n = min(<int64_t>FOLD_KEYS, ring.S_k - first), m = min(<int64_t>FOLD_VALUES, ring.S_v - j_0), i, j, e
+    cdef int64_t size = type_size(ring.dtype), row = size * ring.S_k
+    cdef float s[FOLD_VALUES * FOLD_KEYS]
     cdef float decay[FOLD_KEYS]
-    cdef float *s
-    for i in range(n):
-        decay[i] = <float>exp(<double>g[i if ring.per_channel else 0])
-    for j in range(ring.S_v):
-        s = ssm + (h * ring.S_v + j) * ring.S_k + first
+    cdef gdn_rounding nearest = rounding_of(0, 0, 0, 0)
+    cdef const char *entry
+    cdef const float *k
+    cdef const float *d
+    cdef const float *g
+    ssm += (h * ring.S_v + j_0) * row + first * size
+    for j in range(m):
         for i in range(n):
-            s[i] = decay[i] * s[i] + k[i] * d[j]
+            s[j * FOLD_KEYS + i] = load_type(ssm + j * row + i * size, ring.dtype)
+    for e in range(r.n_log):
+        entry = log_entry(ring, layer, entry_at(ring, slot, r, e))
+        k = <const float *>entry + key_head(ring, h) * ring.S_k + first
+        d = <const float *>(entry + ring.entry_d) + h * ring.S_v + j_0
+        g = <const float *>(entry + ring.entry_g) + (h * ring.S_k + first if ring.per_channel else h)
+        for i in range(n):
+            decay[i] = <float>exp(<double>g[i if ring.per_channel else 0])
+        for j in range(m):
+            for i in range(n):
+                s[j * FOLD_KEYS + i] = decay[i] * s[j * FOLD_KEYS + i] + k[i] * d[j]
+    for j in range(m):
+        for i in range(n):
+            store_rounded(ssm + j * row + i * size, s[j * FOLD_KEYS + i], ring.dtype, &nearest, 0)
 
 
 # ---------------------------------------------------------------- copy
@@ -147,7 +159,7 @@ cdef void copy_log(gdn_ring_header *ring, int64_t source, const gdn_ring_slot *r
         if folds or not r.zero:
             read_row(ring, layer, r.row, ssm, conv, r.zero)
         if folds:
-            fold(ring, layer, source, r, <float *>ssm, <float *>conv)
+            fold(ring, layer, source, r, ssm, <float *>conv)
         for i in range(0 if folds else r.n_log):
             memcpy(log_entry(ring, layer, entry_at(ring, target, to, i)),
                    log_entry(ring, layer, entry_at(ring, source, r, i)), ring.entry_nb)
@@ -168,10 +180,15 @@ cdef inline int64_t entry_floats(const gdn_ring_header *ring) noexcept nogil:
             + <int64_t>ring.H_v * (ring.S_k if ring.per_channel else 1))
 
 
+cdef inline int64_t saved_ssm(const gdn_ring_header *ring) noexcept nogil:
+    """Bytes of a recurrent row, up to a multiple of 4, behind which floats lie."""
+    return (ssm_size(ring) + 3) // 4 * 4
+
+
 cdef size_t saved_bytes(const gdn_ring_header *ring, int64_t valid, int64_t n_log) noexcept nogil:
     cdef int64_t rows = 1 if ring.form == GDN_FORM_LOG else valid + 1
-    return sizeof(gdn_saved) + 4 * <size_t>ring.n_layers * <size_t>(
-        rows * (ring.n_embd_s + ring.n_embd_r) + n_log * entry_floats(ring))
+    return sizeof(gdn_saved) + <size_t>ring.n_layers * <size_t>(
+        rows * (saved_ssm(ring) + 4 * ring.n_embd_r) + 4 * n_log * entry_floats(ring))
 
 
 cdef void describe(const gdn_ring_header *ring, int64_t position, int32_t valid, int32_t n_log, gdn_saved *h) noexcept nogil:
@@ -234,18 +251,19 @@ cdef gdn_status save(gdn_ring_header *ring, int64_t seq_id, bint deep, void *dat
 cdef void move_rows(gdn_ring_header *ring, int64_t slot, const gdn_ring_slot *r, int64_t valid, char *data, bint folds,
                     bint load) noexcept nogil:
     """Planes head - valid to head, or a log's row, to data, or from it."""
-    cdef int64_t back, layer, row, n_s = 4 * ring.n_embd_s, n_r = 4 * ring.n_embd_r
+    cdef int64_t back, layer, row, n_s = saved_ssm(ring), n_r = 4 * ring.n_embd_r
     cdef bint log = ring.form == GDN_FORM_LOG
     for back in range(0 if log else valid, -1, -1):
         row = r.row if log else row_of(ring, slot, r.head - back)
         for layer in range(ring.n_layers):
             if load:
-                memcpy(ssm_row(ring, layer, row), data, n_s)
+                memcpy(ssm_row(ring, layer, row), data, ssm_size(ring))
                 memcpy(conv_row(ring, layer, row), data + n_s, n_r)
             else:
+                memset(data + n_s - 4, 0, 4)
                 read_row(ring, layer, row, data, data + n_s, log and r.zero)
             if folds:
-                fold(ring, layer, slot, r, <float *>data, <float *>(data + n_s))
+                fold(ring, layer, slot, r, data, <float *>(data + n_s))
             data += n_s + n_r
 
 
