@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from c_tools import OK, TYPE, VALUE, DeltaCall, tensor
 from helpers import case, optional
+from layer_cases import Case, one_sequence
 from test_levels import LEVELS, python, runs_here
 
 import gdn
+from gdn import _drift
 
 bf16, f16, f32 = optional("ml_dtypes").bfloat16, np.float16, np.float32
 NARROW = pytest.mark.parametrize("dtype", [bf16, f16])
@@ -102,6 +104,12 @@ def narrowed(c, dtype, order):
     return narrow, {n: x.astype(f32, order="K") for n, x in narrow.items()}
 
 
+def assert_near(x, wide, where):
+    """Within a rounding of a float32 result that is summed in another order."""
+    ulp = 2.0**-8 if x.dtype == bf16 else 2.0**-11
+    assert (np.abs(x.astype(f32) - wide) <= 1.01 * ulp * np.abs(wide) + 1e-6).all(), where
+
+
 @NARROW
 def test_one_rounding(dtype):
     """What is computed is what float32 calls compute, rounded once: outputs, states and snapshots, chunked or one token."""
@@ -112,7 +120,12 @@ def test_one_rounding(dtype):
             for K in (None, 1):
                 out, state = gdn.gated_delta_net(**narrow, head_map="tiled", mode=mode, snapshots=K)
                 out_32, state_32 = gdn.gated_delta_net(**wide, head_map="tiled", mode=mode, snapshots=K)
-                assert equal(out, out_32.astype(dtype)) and equal(state, saturated(state_32, dtype)), (sizes, order, mode, K)
+                where = (sizes, order, mode, K)
+                if dtype is bf16 and mode == "recurrent":            # a row's dots may be summed in another order
+                    assert_near(out, out_32, where)
+                    assert_near(state, state_32, where)
+                else:
+                    assert equal(out, out_32.astype(dtype)) and equal(state, saturated(state_32, dtype)), where
 
 
 @NARROW
@@ -124,8 +137,7 @@ def test_tokens_one_by_one(sizes, dtype):
         narrow, wide = narrowed(case(rng, 2, n_tokens, 1, 2, *sizes), dtype, order)
         state = gdn.gated_delta_net(**narrow, head_map="tiled", mode="recurrent", out=np.empty(wide["v"].shape, f32))[1]
         state_32 = gdn.gated_delta_net(**wide, head_map="tiled", mode="recurrent")[1]
-        ulp = 2.0**-8 if dtype is bf16 else 2.0**-11
-        assert (np.abs(state.astype(f32) - state_32) <= 1.01 * ulp * np.abs(state_32) + 1e-6).all()
+        assert_near(state, state_32, order)
 
 
 def test_mixed_types(rng):
@@ -166,7 +178,7 @@ def test_in_place(rng, dtype, order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_log(rng, dtype, order):
     """A fold rounds a state once, entries are float32: against a float32 cache of the same numbers."""
-    for sizes, per_channel, n_tokens in itertools.product(((32, 32), (20, 33)), (False, True), (1, 4)):
+    for sizes, per_channel, n_tokens in itertools.product(((32, 32), (20, 33), (128, 16)), (False, True), (1, 4)):
         c = case(rng, 2, n_tokens, 1, 2, *sizes, state=False, per_channel=per_channel)
         rows = np.ascontiguousarray(rng.standard_normal((5, 2, *sizes[::-1])).transpose(order)).transpose(np.argsort(order))
         caches = [rows.astype(dtype), rows.astype(dtype).astype(f32)]
@@ -180,6 +192,10 @@ def test_log(rng, dtype, order):
                 *(c[n] for n in NAMES), cache, [0, 1], log=log, head_map="tiled", log_in=entries[:, :n_tokens],
                 log_out=10 + entries, checkpoints=[(0, -n_tokens + 1, 2), (1, 1, 3), (1, 0, 4)]))
             logs.append(log)
+        if sizes[0] == 128:                          # a row's dots may be summed in another order
+            assert np.abs(outs[0] - outs[1]).max() < 1e-5
+            assert_near(caches[0], caches[1], order)
+            continue
         assert equal(*outs) and all(equal(getattr(logs[0], n), getattr(logs[1], n)) for n in ("k", "d", "g"))
         assert equal(caches[0], saturated(caches[1], dtype))
 
@@ -191,6 +207,25 @@ def test_pointwise(rng, dtype):
     assert equal(gdn.l2_norm(x), gdn.l2_norm(x.astype(f32)).astype(dtype))
     assert equal(gdn.rms_norm_gated(x, y, w), gdn.rms_norm_gated(x.astype(f32), y.astype(f32), w).astype(dtype))
     assert equal(gdn.decay_gate(x, A, bias), gdn.decay_gate(x.astype(f32), A, bias))
+
+
+@NARROW
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_what_is_no_number(dtype, value):
+    """NaN and infinity in a state, a key or a value stay that, whatever the sizes; float16 saturates."""
+    rng = np.random.default_rng(4)
+    for sizes, order, where in itertools.product(((128, 16), (64, 16), (3, 5)), ORDERS, ("state", "k", "v")):
+        c = case(rng, 1, 1, 1, 1, *sizes, gates="-1e-3")
+        c[where].reshape(-1)[1] = value if where != "v" or value != 3e38 else 1e30
+        if where == "k" and np.isnan(value):
+            c["k"].view(np.uint32).reshape(-1)[1] = 0x7fffffff       # whose rounding would carry into the sign
+        c["state"] = np.ascontiguousarray(c["state"].transpose(order)).transpose(np.argsort(order))
+        state = saturated(c["state"], dtype)
+        with np.errstate(all="ignore"):
+            wide = gdn.gated_delta_net(**{**c, "state": state.astype(f32)}, mode="recurrent")[1]
+            narrow = gdn.gated_delta_net(**{**c, "state": state}, mode="recurrent")[1].astype(f32)
+            wide = saturated(wide, dtype).astype(f32)
+        assert np.array_equal(np.isnan(narrow), np.isnan(wide)) and np.array_equal(np.isinf(narrow), np.isinf(wide))
 
 
 # ---- stochastic rounding ---------------------------------------------------------------------------------------
@@ -240,6 +275,14 @@ def test_stochastic_bits(rng, dtype):
     assert equal(*states)
 
 
+def test_drift():
+    """4096 decoded tokens, gates -1e-4 to -1: bounded, and no worse in the last quarter than in the one before."""
+    for (dtype, rounding, form), errors in _drift.measure().items():
+        worst = errors.max(1)
+        assert (worst <= {"f32": 1e-5, "f16": 6e-3, "bf16": 5e-2}[dtype]).all(), (dtype, rounding, form)
+        assert (errors[:, 3072:].max(1) <= 1.6 * errors[:, 2048:3072].max(1)).all(), (dtype, rounding, form)
+
+
 # ---- faces and refusals ----------------------------------------------------------------------------------------
 
 def test_tensors_and_torch(rng):
@@ -259,6 +302,55 @@ def test_tensors_and_torch(rng):
     half = torch.from_numpy(narrow["state"].astype(f16))
     gdn.gated_delta_net_inplace(*(c[n] for n in NAMES), half, [0, 1], head_map="tiled")
     assert np.isfinite(half.numpy()).all() and not np.array_equal(half.numpy(), narrow["state"].astype(f16))
+
+
+@pytest.mark.parametrize("form", ["planes", "log"])
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_rings(rng, name, form):
+    """Rings of narrow rows: rows in half the bytes, steps, rollback, copies, folds, saved bytes; windows stay float32."""
+    dtype = {"f16": f16, "bf16": bf16}[name]
+    extents = {"n_layers": 1, "H_k": 1, "H_v": 2, "S_k": 5, "S_v": 3, "conv_channels": 3, "conv_width": 4, "form": form,
+               "head_map": "tiled"}
+    ring, wide = (gdn.StateRing.create(3, 2, dtype=d, **extents) for d in (name, "f32"))
+    assert ring.dtype == name and ring.ssm(0).type == name and ring.conv(0).type == "f32" and wide.dtype == "f32"
+    big = {**extents, "S_k": 128, "S_v": 128, "H_v": 8, "n_rollback": 0}
+    assert gdn.StateRing.nbytes_for(4, dtype=name, **big) < 0.7 * gdn.StateRing.nbytes_for(4, **big)
+    outs = []
+    for r in (ring, wide):
+        r.acquire(7)
+        log, generator = r.log(0) if form == "log" else None, np.random.default_rng(5)
+        for t in range(30):
+            c = case(generator, 1, 1, 1, 2, 5, 3, gates="-1e-3", state=False)
+            with r.begin([7], [1]) as step:
+                step.conv(0)
+                out = gdn.gated_delta_net_inplace(*(c[n] for n in NAMES), step.ssm(0), step.rows_in, step.rows_out, log=log,
+                                                  log_in=step.log_in, log_out=step.log_out, checkpoints=step.checkpoints,
+                                                  head_map="tiled")
+            if t % 7 == 3:
+                r.rollback(7, 1)
+        outs.append(out)
+    assert 0 < np.abs(outs[0] - outs[1]).max() < 0.02 * np.abs(outs[1]).max()
+    other = gdn.StateRing.create(3, 2, dtype=name, **extents)
+    for depth in (True, False):
+        data = ring.save(7, depth=depth)
+        other.load(8 + depth, data)
+        assert other.save(8 + depth, depth=depth) == data
+        with pytest.raises(ValueError, match="its states are of type"):
+            wide.load(9, data)
+    ring.copy(7, 9, depth=False)
+    assert ring.save(9, depth=False) == ring.save(7, depth=False)
+    state, state_32 = (np.frombuffer(r.save(7, depth=False), np.uint8)[-r.conv(0).ne[0] * 3 * 4 - n:-3 * 3 * 4].view(d)[:30]
+                       for r, d, n in ((ring, dtype, 60), (wide, f32, 120)))
+    assert np.abs(state.astype(f32) - state_32).max() < 0.02 * np.abs(state_32).max()
+
+
+@pytest.mark.parametrize("form", ["planes", "log"])
+def test_layers_on_narrow_rings(form):
+    """The type of a layer's states is its ring's."""
+    recorded = Case("qwen3next")
+    outs = {dtype: one_sequence(recorded.ring(dtype=dtype, form=form), recorded, [70, 1, 1, 3])
+            for dtype in ("f32", "bf16", "f16")}
+    assert all(0 < np.abs(outs[d] - outs["f32"]).max() < 0.05 * np.abs(outs["f32"]).max() for d in ("bf16", "f16"))
 
 
 def test_out_is_v(rng):

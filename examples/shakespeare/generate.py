@@ -130,7 +130,7 @@ def main() -> None:
     end = time.perf_counter()
     print(f"\n\nprefill {len(prompt)} tokens, {len(prompt) / (middle - start):.0f} tokens/s;  "
           f"decode {args.tokens} tokens, {args.tokens / (end - middle):.0f} tokens/s;  "
-          f"state {(model.states.nbytes + model.windows.nbytes) / 1024:.0f} KiB whatever the length")
+          f"state {(sum(x.nbytes for x in model.states) + model.windows.nbytes) / 1024:.0f} KiB whatever the length")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """gdn's operations on CPU tensors: what the adapters of transformers and FLA are made of, and torch.library ops.
 
-Tensors go in and come out without a copy where their type is one the kernels take (KERNEL_TYPES); others are converted
-by `array`.  Head maps are interleaved (key heads serve consecutive value heads) and states [key][value], as torch code
+float32, float16 and bfloat16 tensors go in and come out without a copy; what the kernels take in float32 alone (weights, A,
+dt_bias) is converted.  Head maps are interleaved (key heads serve consecutive value heads) and states [key][value], as torch code
 has them.  Inference only: no gradient is computed, and the callers decide what happens where one is needed.
 
 The ops `gdn::gated_delta_rule`, `gdn::gated_delta_rule_update`, `gdn::causal_conv1d`, `gdn::causal_conv1d_update`,
@@ -16,7 +16,6 @@ import torch
 
 import gdn
 
-KERNEL_TYPES = (torch.float32,)
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 SILU = ("silu", "swish")
 
@@ -52,12 +51,16 @@ def check(x, name):
 
 
 def array(x, name):
-    """x as what gdn's functions take: its own memory where the kernels take its type, else a float32 copy; None is None."""
+    """x as a float32 array, its own memory where it is one; None is None."""
+    return None if x is None else typed(x, name).to(torch.float32).numpy()
+
+
+def typed(x, name):
+    """x as gdn's functions take activations and states: its own memory; None is None."""
     if x is None:
         return None
     check(x, name)
-    x = x.detach()
-    return (x if x.dtype in KERNEL_TYPES else x.to(torch.float32)).numpy()
+    return x.detach()
 
 
 def integers(x, name):
@@ -87,18 +90,18 @@ def _n_seqs(x, cu_seqlens):
 
 
 def _transposed(state):
-    """torch code's [key][value] as the [value][key] of gdn: a view where the type is the kernels'."""
-    return array(state if state is None or state.ndim < 2 else state.transpose(-1, -2), "state")
+    """torch code's [key][value] as the [value][key] of gdn, a view."""
+    return typed(state if state is None or state.ndim < 2 else state.transpose(-1, -2), "state")
 
 
 def _rule(q, k, v, g, beta, state, state_out, scale, recurrent, cu_seqlens, qk_l2norm):
-    arrays = {name: array(x, name) for name, x in zip(("q", "k", "v", "g", "beta"), (q, k, v, g, beta), strict=True)}
-    out = torch.empty(v.shape, dtype=torch.float32)
+    arrays = {name: typed(x, name) for name, x in zip(("q", "k", "v", "g", "beta"), (q, k, v, g, beta), strict=True)}
+    out = torch.empty(v.shape, dtype=q.dtype)
     gdn.gated_delta_net(
         **arrays, state=_transposed(state), scale=scale, head_map="interleaved",
         mode="recurrent" if recurrent else "auto", cu_seqlens=integers(cu_seqlens, "cu_seqlens"),
-        qk_l2norm=qk_l2norm, out=out.numpy(), state_out=_transposed(state_out))
-    return out.to(q.dtype)
+        qk_l2norm=qk_l2norm, out=out, state_out=_transposed(state_out))
+    return out
 
 
 def _shape(x, name, n):
@@ -145,11 +148,11 @@ def _convolve(x, weight, bias, state, activation, cu_seqlens):
         if c != channels or columns < width - 1:
             raise ValueError(f"state must be (N, {channels}, at least {width - 1}), got {tuple(state.shape)}")
         state = state[:, :, columns - (width - 1):]
-    out = torch.empty(x.shape, dtype=torch.float32)
-    gdn.causal_conv1d(array(x, "x"), array(weight, "weight"), array(bias, "bias"), array(state, "state"),
+    out = torch.empty(x.shape, dtype=x.dtype)
+    gdn.causal_conv1d(typed(x, "x"), array(weight, "weight"), array(bias, "bias"), typed(state, "state"),
                       activation="silu" if activation in SILU else activation,
-                      cu_seqlens=integers(cu_seqlens, "cu_seqlens"), out=out.numpy())
-    return out.to(x.dtype)
+                      cu_seqlens=integers(cu_seqlens, "cu_seqlens"), out=out)
+    return out
 
 
 def causal_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, state: torch.Tensor | None = None,
@@ -198,10 +201,10 @@ def rms_norm_gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
                    activation: str = "silu") -> torch.Tensor:
     """rms_norm(x) * weight * activation(gate) over the last axis, in x's type; activation "silu", "swish" or "sigmoid"."""
     calls["gdn::rms_norm_gated"] += 1
-    out = torch.empty(x.shape, dtype=torch.float32)
-    gdn.rms_norm_gated(array(x, "x"), array(gate, "gate"), array(weight, "weight"), eps,
-                       activation="silu" if activation in SILU else activation, out=out.numpy())
-    return out.to(x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    gdn.rms_norm_gated(typed(x, "x"), typed(gate, "gate"), array(weight, "weight"), eps,
+                       activation="silu" if activation in SILU else activation, out=out)
+    return out
 
 
 def decay_gate(a: torch.Tensor, A: torch.Tensor, dt_bias: torch.Tensor | None = None,
@@ -214,7 +217,7 @@ def decay_gate(a: torch.Tensor, A: torch.Tensor, dt_bias: torch.Tensor | None = 
     if dt_bias is None:
         dt_bias = torch.zeros(a.shape[-2] * a.shape[-1] if a.ndim == 4 else a.shape[-1])
     out = torch.empty(a.shape, dtype=torch.float32)
-    gdn.decay_gate(array(a, "a"), array(A, "A"), array(dt_bias, "dt_bias"), out=out.numpy(),
+    gdn.decay_gate(typed(a, "a"), array(A, "A"), array(dt_bias, "dt_bias"), out=out.numpy(),
                    gate="softplus" if lower_bound is None else "bounded", lower_bound=lower_bound)
     return out
 

@@ -6,8 +6,8 @@
 # one ascending stream, which hardware's prefetchers follow best when nothing else is fetched; with more of them, and folds,
 # the stream pauses, and what comes next is fetched.
 #
-# Needs: simd.pxi, pack.pxi (fetch_rows), recurrent.pxi (row_dots), storage.pxi (type_size, v_load_ordered_type, v_load_type,
-# v_store_state).
+# Needs: simd.pxi, pack.pxi (fetch_rows), recurrent.pxi (pairs_dots, row_dots), storage.pxi (type_size, v_load_ordered_type,
+# v_load_type, v_split_even_odd, v_store_state).
 
 cdef enum:
     PANELS = 0                   # an order: packed panels in scratch (pack.pxi), each in turn as VALUES;
@@ -64,8 +64,18 @@ cdef inline void dots_of_two(float *y, int64_t y_ld, const float *rows, int64_t 
     cdef vf b_held[HELD_MAX]
     cdef const vf *a = &a_held[0] if held > 0 else <const vf *>rows
     cdef const vf *b = &b_held[0] if held > 0 else <const vf *>(rows + ld)
+    cdef float split[2 * HELD_MAX * VL]
     cdef int64_t j
     cdef int c
+    if held > 1 and type == GDN_TYPE_BF16:
+        v_split_even_odd(split, rows, held * VL)
+        v_split_even_odd(split + held * VL, rows + ld, held * VL)
+        for c in range(held):
+            a_held[c] = v_load(split + c * VL)
+            b_held[c] = v_load(split + (held + c) * VL)
+        for j in range(n_src):
+            pairs_dots(a_held, b_held, src + j * nb, held, y + j, y + y_ld + j)
+        return
     if held > 0:
         w = held
     for c in range(held):

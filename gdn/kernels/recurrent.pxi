@@ -14,7 +14,8 @@
 # below sqrt(2)), else 0: rounded to one float, a slow decay would be off the same way at every token.  Per channel, whole
 # is a mask of bits; of one decay for all channels it makes two gates.
 #
-# Needs: simd.pxi, storage.pxi (type_size, v_load_ordered_type, v_store_state).
+# Needs: simd.pxi, storage.pxi (type_size, v_load_even_odd, v_load_ordered_type, v_split_even_odd, v_store_even_odd,
+# v_store_state).
 
 
 cdef struct token:               # prepared once per token and value head; zero padded
@@ -151,6 +152,90 @@ cdef inline void rows_block(const token *T, const vf *kd, const vf *qd, const vf
         if VL < 16:
             v_prefetch(<const float *>(dst + m * dst_nb + FETCH), w * VL * type_size(type) // 4)
         row_update(dst + m * dst_nb, row, <const vf *>T.whole, <const vf *>T.part, k, d[m], w, held == 0, gate, type)
+
+
+cdef struct even_odd:            # k, q and decay of a token, elements of even and of odd index apart
+    float k[HELD_MAX * VL]
+    float kd[HELD_MAX * VL]
+    float qd[HELD_MAX * VL]
+    float whole[HELD_MAX * VL]
+    float part[HELD_MAX * VL]
+
+
+cdef inline void pairs_step(const token *t, char *dst, int64_t dst_nb, const char *src, int64_t src_nb, int64_t n_columns,
+                            const int held, const int gate) noexcept nogil:
+    """rows_step of bfloat16 rows of held vectors, an even number: elements of even and of odd index are apart, here and in
+    k, q and the decay, so that none moves to another lane."""
+    cdef token T = t[0]
+    cdef even_odd split
+    cdef vf kd[HELD_MAX]
+    cdef vf qd[HELD_MAX]
+    cdef int64_t j = 0
+    cdef int c
+    v_split_even_odd(split.kd, T.kd, held * VL)
+    v_split_even_odd(split.qd, T.qd, held * VL)
+    if gate == DECAY_PER_CHANNEL:
+        v_split_even_odd(split.k, T.k, held * VL)
+        v_split_even_odd(split.whole, T.whole, held * VL)
+        v_split_even_odd(split.part, T.part, held * VL)
+    for c in range(held):
+        kd[c] = v_load(split.kd + c * VL)
+        qd[c] = v_load(split.qd + c * VL)
+    while j + ROWS <= n_columns:
+        pairs_block(&T, &split, kd, qd, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, held, gate, ROWS)
+        j += ROWS
+    while j < n_columns:
+        pairs_block(&T, &split, kd, qd, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, held, gate, 1)
+        j += 1
+
+
+cdef inline void pairs_block(const token *T, const even_odd *split, const vf *kd, const vf *qd, char *dst, int64_t dst_nb,
+                             const char *src, int64_t src_nb, int64_t j, const int held, const int gate,
+                             const int n) noexcept nogil:
+    cdef float d[ROWS]
+    cdef float dot_k, dot_q
+    cdef int m
+    for m in range(n):
+        pairs_dots(kd, qd, src + m * src_nb, held, &dot_k, &dot_q)
+        d[m] = T.beta * (T.v[j + m] - T.decay * dot_k)
+        T.out[j + m] = T.out_q * dot_q + T.out_d * d[m]
+    for m in range(n):
+        # A row, k or decay with what is no number makes d none; numbers give numbers or infinities.
+        if d[m] - d[m] == 0:
+            pairs_update(T, split, kd, dst + m * dst_nb, src + m * src_nb, d[m], held, gate, True)
+        else:
+            pairs_update(T, split, kd, dst + m * dst_nb, src + m * src_nb, d[m], held, gate, False)
+
+
+cdef inline void pairs_dots(const vf *kd, const vf *qd, const char *row, const int held, float *dot_k,
+                            float *dot_q) noexcept nogil:
+    """The dots with one row of bfloat16, all with elements of even and of odd index apart."""
+    cdef vf k_even = v_set(0), k_odd = v_set(0), q_even = v_set(0), q_odd = v_set(0)
+    cdef vf even, odd
+    cdef int c
+    for c from 0 <= c < held by 2:
+        v_load_even_odd(row + 2 * c * VL, &even, &odd)
+        k_even += kd[c] * even
+        q_even += qd[c] * even
+        k_odd += kd[c + 1] * odd
+        q_odd += qd[c + 1] * odd
+    v_two_sums(k_even + k_odd, q_even + q_odd, dot_k, dot_q)
+
+
+cdef inline void pairs_update(const token *T, const even_odd *split, const vf *kd, char *dst, const char *src, float d,
+                              const int held, const int gate, const int numbers) noexcept nogil:
+    cdef vf even, odd, part = v_load(T.part)
+    cdef int c
+    for c from 0 <= c < held by 2:
+        v_load_even_odd(src + 2 * c * VL, &even, &odd)
+        if gate == DECAY_PER_CHANNEL:
+            even = decayed(gate, even, v_load(split.whole + c * VL), v_load(split.part + c * VL), v_load(split.k + c * VL) * d)
+            odd = decayed(gate, odd, v_load(split.whole + (c + 1) * VL), v_load(split.part + (c + 1) * VL),
+                          v_load(split.k + (c + 1) * VL) * d)
+        else:
+            even = decayed(gate, even, part, part, kd[c] * d)
+            odd = decayed(gate, odd, part, part, kd[c + 1] * d)
+        v_store_even_odd(dst + 2 * c * VL, even, odd, numbers)
 
 
 cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t dst_nb, const char *src, int64_t src_nb,

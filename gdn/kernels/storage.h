@@ -1,7 +1,7 @@
 /* storage.h - numbers as they lie in memory: float32, float16 or bfloat16.  They are widened as they are read and rounded
  * as they are written; what is computed is float32.  `type` is a GDN_TYPE_*, a constant where speed counts.
  *
- * To nearest, ties to even, as numpy and ml_dtypes round; NaN stays NaN.  An activation beyond float16 becomes infinite; a
+ * To nearest, ties to even, as numpy and ml_dtypes round; NaN stays NaN.  An activation beyond float16 becomes infinite, a
  * finite element of a state becomes the largest float16 instead, 65504.  Conversions do not depend on whether the mode
  * flushes subnormal float32.  AVX-512's vcvtneps2bf16 is not used: it flushes them always. */
 #ifndef GDN_STORAGE_H
@@ -72,11 +72,58 @@ static inline vu v_bits_bf16(vf x)
     return v_choose((vu)((u & 0x7fffffff) > 0x7f800000), (u >> 16) | 0x40, y);
 }
 
-/* x, finite values beyond float16's replaced by its largest. */
+/* x, finite values beyond float16's largest number replaced by that. */
 static inline vf v_saturate_f16(vf x)
 {
-    vu u = (vu)x & 0x7fffffff, over = (vu)(u > 0x477fe000) & (vu)(u < 0x7f800000);
-    return (vf)v_choose(over, ((vu)x & 0x80000000) | 0x477fe000, (vu)x);
+    vf y = v_min(v_set(65504.0f), v_max(v_set(-65504.0f), x));
+#if defined(__AVX512DQ__)
+    return (vf)_mm512_mask_mov_ps((__m512)y, _mm512_fpclass_ps_mask((__m512)x, 0x18), (__m512)x);
+#else
+    return v_select((vi)(((vu)x & 0x7fffffff) == 0x7f800000), x, y);
+#endif
+}
+
+/* The upper halves are x as bfloat16; numbers: no lane is NaN. */
+static inline vu v_round_bf16(vf x, const int numbers)
+{
+    vu u = (vu)x;
+    if (!numbers) return v_bits_bf16(x) << 16;
+#if defined(__AVX512F__)
+    __mmask16 odd = _mm512_test_epi32_mask((__m512i)u, _mm512_set1_epi32(0x10000));
+    __m512i y = _mm512_add_epi32((__m512i)u, _mm512_set1_epi32(0x7fff));
+    return (vu)_mm512_mask_sub_epi32(y, odd, y, _mm512_set1_epi32(-1));
+#else
+    return u + 0x7fff + ((u >> 16) & 1);
+#endif
+}
+
+/* Two vectors of bfloat16 as they lie side by side, elements of even and of odd index apart: no element moves to another
+ * lane. */
+static inline void v_load_even_odd(const char *p, vf *even, vf *odd)
+{
+    vu x;
+#if defined(__AVX512F__)
+    __asm__ volatile("vmovups %1, %0" : "=v"(x) : "m"(*(const vu *)p));
+#else
+    x = *(const vu *)p;
+#endif
+    *even = (vf)(x << 16);
+    *odd = (vf)(x & 0xffff0000);
+}
+
+static inline void v_store_even_odd(char *p, vf even, vf odd, const int numbers)
+{
+    *(vu *)p = (v_round_bf16(even, numbers) >> 16) | (v_round_bf16(odd, numbers) & 0xffff0000);
+}
+
+/* Of n elements, 2 VL at a time: those of even index, then those of odd. */
+static inline void v_split_even_odd(float *to, const float *from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 2 * VL)
+        for (int l = 0; l < VL; l++) {
+            to[i + l] = from[i + 2 * l];
+            to[i + VL + l] = from[i + 2 * l + 1];
+        }
 }
 
 /* ---- vectors in memory ---- */

@@ -2,8 +2,8 @@
 #
 # Needs: simd.pxi, pack.pxi (dot, fetch_rows), tile.pxi (pack_blocks), pairs.pxi (pair_products), decay.pxi (operands,
 # prepare_channels, prepare_scalar), chunked.pxi (chunk_panel_narrow, chunk_panel_wide), recurrent.pxi (DECAY_ONE_PLUS_PART,
-# DECAY_PART, DECAY_PER_CHANNEL, columns_step, rows_step, token), few_rows.pxi (KEYS, PANELS), item.pxi, storage.pxi (move_state,
-# pack_typed, state_view, type_size, unpack_typed).
+# DECAY_PART, DECAY_PER_CHANNEL, columns_step, pairs_step, rows_step, token), few_rows.pxi (KEYS, PANELS), item.pxi, storage.pxi
+# (move_state, pack_typed, state_view, type_size, unpack_typed).
 
 # ---- the chunked stretch ---------------------------------------------------------------------------------------
 
@@ -232,7 +232,11 @@ cdef inline void step(const delta_work_item *item, const token *t, state_view y,
 cdef inline void step_rows(const delta_work_item *item, const token *t, state_view y, state_view x,
                            const int gate, const int type) noexcept nogil:
     cdef int64_t w = item.job.S_k // VL
-    if w == HELD_MAX:
+    if type == GDN_TYPE_BF16 and HELD_MAX > 1 and w == HELD_MAX:
+        pairs_step(t, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX, gate)
+    elif type == GDN_TYPE_BF16 and HELD_MAX > 1 and w == HELD_MAX // 2:
+        pairs_step(t, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX // 2, gate)
+    elif w == HELD_MAX:
         rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX, gate, type)
     elif w == HELD_MAX // 2:
         rows_step(t, w, y.p, y.nb[1], x.p, x.nb[1], item.n_columns, HELD_MAX // 2, gate, type)
