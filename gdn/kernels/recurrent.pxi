@@ -260,7 +260,7 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
         kd = T.kd[c]
         qd = T.qd[c]
         for j in range(n):
-            s = v_load_ordered_type(src + c * src_nb + (j0 + j * VL) * size, type)
+            s = v_load_ordered_type(src + c * src_nb + j0 * size + j * VL * size, type)
             acc_k[j] += kd * s
             acc_q[j] += qd * s
     for j in range(n):
@@ -277,5 +277,5 @@ cdef inline void columns_step(const token *t, int64_t S_k, char *dst, int64_t ds
             v_prefetch(<const float *>(dst + S_k * dst_nb + (j0 * S_k + c * n * VL) // FETCH_SHARE * size),
                        n * VL * size // 4 // FETCH_SHARE)
         for j in range(n):
-            s = v_load_ordered_type(src + c * src_nb + (j0 + j * VL) * size, type)
-            v_store_state(dst + c * dst_nb + (j0 + j * VL) * size, decayed(gate, s, whole, part, k * acc_k[j]), type)
+            s = v_load_ordered_type(src + c * src_nb + j0 * size + j * VL * size, type)
+            v_store_state(dst + c * dst_nb + j0 * size + j * VL * size, decayed(gate, s, whole, part, k * acc_k[j]), type)
