@@ -6,6 +6,9 @@ An innermost loop with at least HOT multiply-adds on whole vectors is a hot loop
 one is a spill, and a tile of a chunk's panel that is kept on the stack, because a loop over it was not unrolled, is
 worse: exit status 1.  Reads of the stack alone (a constant or a pointer kept there) are shown, not refused, and
 neither is a store to an array: where a row's last lanes are gathered and scattered one by one.
+
+LEFT names the spills that are known and left: sixteen registers hold neither integer conversions beside accumulators
+(narrow storage), nor both polynomials of a gate, nor one of the sums of four rows at once.  One more is refused.
 """
 
 import argparse
@@ -16,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "gdn"
+LEFT = {"base": {"decay_gate_item": 2, "walk_keys_f16": 7, "walk_values_f16": 1},      # most spills of a loop
+        "v3": {"steps_on_bf16": 4, "steps_on_floats": 1}}
 VECTOR = {"base": "xmm", "v3": "ymm", "v4": "zmm"}
 HOT = 8
 PROLOGUE = 8            # instructions that may take an address to align the stack
@@ -36,9 +41,12 @@ class Loop:
     stack_reads: int
     stack_writes: int
 
+    @property
+    def name(self):
+        return re.sub(r"^__pyx_f_\w*?_level_(base|v3|v4)_", "", self.function)
+
     def __str__(self):
-        name = re.sub(r"^__pyx_f_\w*?_level_(base|v3|v4)_", "", self.function)
-        return (f"{name:24} {self.start:7x} {self.length:5} instructions {self.multiplies:4} multiply-adds "
+        return (f"{self.name:24} {self.start:7x} {self.length:5} instructions {self.multiplies:4} multiply-adds "
                 f"{self.loads:4} vector loads {self.stack_reads:3} stack reads {self.stack_writes:3} spills")
 
 
@@ -150,8 +158,9 @@ def main():
             sys.exit(f"{module.name}: no loop with {HOT} multiply-adds on {VECTOR[level]} registers")
         spilling = [loop for loop in hot if loop.stack_writes]
         kept = [name for name, body in code if tiles_on_stack(name, body)]
-        spills += len(spilling) + len(kept)
-        print(f"{level}: {len(hot)} hot loops, {len(spilling)} of them spill")
+        refused = [loop for loop in spilling if loop.stack_writes > LEFT.get(level, {}).get(loop.name, 0)]
+        spills += len(refused) + len(kept)
+        print(f"{level}: {len(hot)} hot loops, {len(spilling)} of them spill, {len(refused)} more than is known")
         for name in kept:
             print(f"    {name} keeps a tile on the stack")
         for i, loop in enumerate(hot):

@@ -120,9 +120,9 @@ cdef int fill_options(gdn_delta_net_args *a, scale, head_map, mode, qk_l2norm, l
     a.head_map = choice(HEAD_MAPS, head_map, "head_map")
     a.mode = choice(MODES, mode, "mode")
     a.flags = choice(L2_FORMS, l2_form, "l2_form")
-    if flag(qk_l2norm, "qk_l2norm"):
+    if qk_l2norm is True or qk_l2norm is not False and flag(qk_l2norm, "qk_l2norm"):
         a.flags |= GDN_QK_L2NORM
-    if flag(beta_logit, "beta_logit"):
+    if beta_logit is True or beta_logit is not False and flag(beta_logit, "beta_logit"):
         a.flags |= GDN_BETA_LOGIT
     if scale is not None:
         a.flags |= GDN_SCALE_GIVEN

@@ -203,7 +203,10 @@ cdef class TokenLog:
 
 cdef int fill_log(gdn_call *c, CallArrays arrays, log, log_in, log_out, parents, checkpoints, int64_t n_tokens) except -1:
     """The lists; parents (n_seqs, n_tokens), packed (n_tokens,)."""
-    cdef tuple shape = (c.n_seqs, n_tokens)
+    cdef tuple shape
+    if log is None and log_in is None and log_out is None and parents is None and checkpoints is None:
+        return 0
+    shape = (c.n_seqs, n_tokens)
     if c.cu_seqlens != NULL:
         shape = (n_tokens,)
     if log is not None and not isinstance(log, TokenLog):
@@ -229,6 +232,8 @@ cdef int fill_log(gdn_call *c, CallArrays arrays, log, log_in, log_out, parents,
         if arrays.checkpoints.ndim != 2 or arrays.checkpoints.shape[1] != 3:
             raise ValueError(f"checkpoints must be (sequence, n, row) each, got shape {(<object>arrays.checkpoints).shape}")
         c.checkpoints, c.n_checkpoints = <const int64_t *>PyArray_DATA(arrays.checkpoints), arrays.checkpoints.shape[0]
+    arrays.inputs += (("log_in", arrays.log_in, False), ("log_out", arrays.log_out, False),
+                      ("parents", arrays.parents, False), ("checkpoints", arrays.checkpoints, False))
     return 0
 
 

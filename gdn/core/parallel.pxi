@@ -114,7 +114,11 @@ def get_num_threads():
 
 cdef int32_t threads_argument(n_threads) except -1:
     """n_threads of a call; None is 0, the default."""
-    return 0 if n_threads is None else <int32_t>min(integer(n_threads, "n_threads", 1), 65536)
+    if n_threads is None:
+        return 0
+    if type(n_threads) is int and 1 <= n_threads <= 65536:         # what nearly every call gives, without a call of Python
+        return n_threads
+    return <int32_t>min(integer(n_threads, "n_threads", 1), 65536)
 
 
 def within_quota(int n_cpus, str root, str membership):

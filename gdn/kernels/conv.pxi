@@ -124,12 +124,14 @@ cdef inline void load_interleaved(const conv_work_item *item, float *rows, const
     cdef float widened[4 * VL]
     cdef int64_t c = 0, size = type_size(type)
     cdef int p
+    while type == GDN_TYPE_F32 and c + VL <= item.n_channels:
+        v_load_interleaved(block, <const float *>src + n * c, n)
+        for p in range(n):
+            v_store(rows + p * item.buf.ld + c, block[p])
+        c += VL
     while c + VL <= item.n_channels:
-        if type == GDN_TYPE_F32:
-            v_load_interleaved(block, <const float *>src + n * c, n)
-        else:
-            pack_typed(widened, src + n * c * size, size, type, n * VL, n * VL)
-            v_load_interleaved(block, widened, n)
+        pack_typed(widened, src + n * c * size, size, type, n * VL, n * VL)
+        v_load_interleaved(block, widened, n)
         for p in range(n):
             v_store(rows + p * item.buf.ld + c, block[p])
         c += VL
@@ -215,8 +217,15 @@ cdef inline void keep_interleaved(const conv_work_item *item, char *row, const g
     cdef int64_t c = 0, size = type_size(type)
     cdef uint32_t e
     cdef int p
+    cdef bint floats = type == GDN_TYPE_F32
     for p in range(n):
         x[p] = input_at(item, first + p, nb + p, types + p)
+        floats = floats and types[p] == GDN_TYPE_F32 and nb[p] == 4
+    while floats and c + VL <= item.n_channels:
+        for p in range(n):
+            block[p] = v_load(<const float *>x[p] + c)
+        v_store_interleaved(<float *>row + n * c, block, n)
+        c += VL
     while c + VL <= item.n_channels:
         for p in range(n):
             block[p] = lanes_load_typed(x[p] + c * nb[p], nb[p], types[p], VL)
@@ -276,18 +285,22 @@ cdef void conv_tree(conv_work_item *item) noexcept nogil:
 cdef void conv_run(conv_work_item *item) noexcept nogil:
     cdef vf window[8]
     cdef int64_t t0, c, n
+    cdef bint floats = item.job.args.x.type == GDN_TYPE_F32 and item.job.args.out.type == GDN_TYPE_F32
     for t0 from 0 <= t0 < item.n_tokens by BLOCK:
         n = min(<int64_t>BLOCK, item.n_tokens - t0)
         for c from 0 <= c < item.n_channels by VL:
-            if item.job.width == 4:
-                conv_walk(item, window, t0, n, c, 4)
+            if item.job.width == 4 and floats:
+                conv_walk(item, window, t0, n, c, 4, True)
+            elif item.job.width == 4:
+                conv_walk(item, window, t0, n, c, 4, False)
             else:
-                conv_walk(item, item.buf.window, t0, n, c, <int>item.job.width)
+                conv_walk(item, item.buf.window, t0, n, c, <int>item.job.width, False)
 
 
 cdef inline void conv_walk(const conv_work_item *item, vf *window, int64_t t0, int64_t n, int64_t c,
-                           const int width) noexcept nogil:
-    """Tokens [t0, t0 + n) of channels [c, c + VL).  window: room for width inputs and width weights."""
+                           const int width, const bint floats) noexcept nogil:
+    """Tokens [t0, t0 + n) of channels [c, c + VL).  window: room for width inputs and width weights; floats: x and out
+    are known to be float32."""
     cdef const gdn_tensor *x = &item.job.args.x
     cdef const gdn_tensor *out = &item.job.args.out
     cdef vf *weight = window + width
@@ -302,13 +315,13 @@ cdef inline void conv_walk(const conv_work_item *item, vf *window, int64_t t0, i
     for p in range(width - 1):
         window[p] = v_load(item.buf.history + p * item.buf.ld + c)
     for t in range(n):
-        window[width - 1] = lanes_load_typed(x_t, x.nb[0], x.type, lanes)
+        window[width - 1] = lanes_load_typed(x_t, x.nb[0], GDN_TYPE_F32 if floats else x.type, lanes)
         y = v_load(item.buf.bias + c)
         for p in range(width):
             y += weight[p] * window[p]
         if silu:
             y = v_silu(y)
-        lanes_store_typed(out_t, out.nb[0], out.type, y, lanes)
+        lanes_store_typed(out_t, out.nb[0], GDN_TYPE_F32 if floats else out.type, y, lanes)
         for p in range(width - 1):
             window[p] = window[p + 1]
         x_t += x.nb[1]

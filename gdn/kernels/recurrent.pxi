@@ -168,8 +168,11 @@ cdef inline void pairs_step(const token *t, char *dst, int64_t dst_nb, const cha
     k, q and the decay, so that none moves to another lane."""
     cdef token T = t[0]
     cdef even_odd split
-    cdef vf kd[HELD_MAX]
-    cdef vf qd[HELD_MAX]
+    cdef vf kd_held[HELD_MAX]
+    cdef vf qd_held[HELD_MAX]
+    # Sixteen registers hold what a row needs and no more: there k and q are read from memory.
+    cdef const vf *kd = &kd_held[0] if VL == 16 else <const vf *>&split.kd[0]
+    cdef const vf *qd = &qd_held[0] if VL == 16 else <const vf *>&split.qd[0]
     cdef int64_t j = 0
     cdef int c
     v_split_even_odd(split.kd, T.kd, held * VL)
@@ -179,9 +182,9 @@ cdef inline void pairs_step(const token *t, char *dst, int64_t dst_nb, const cha
         v_split_even_odd(split.whole, T.whole, held * VL)
         v_split_even_odd(split.part, T.part, held * VL)
     for c in range(held):
-        kd[c] = v_load(split.kd + c * VL)
-        qd[c] = v_load(split.qd + c * VL)
-    while j + ROWS <= n_columns:
+        kd_held[c] = v_load(split.kd + c * VL)
+        qd_held[c] = v_load(split.qd + c * VL)
+    while VL == 16 and j + ROWS <= n_columns:
         pairs_block(&T, &split, kd, qd, dst + j * dst_nb, dst_nb, src + j * src_nb, src_nb, j, held, gate, ROWS)
         j += ROWS
     while j < n_columns:
