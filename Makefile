@@ -12,7 +12,7 @@ PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
 SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h gdn/native/*)
 
-.PHONY: demo serve build test test-cluster test-slow fuzz bench lint debug asan asm old-cpu docs sdist wheel clean distclean help
+.PHONY: demo serve build test test-cluster test-slow fuzz fuzz-bytes bench lint debug asan tsan asm old-cpu docs sdist wheel clean distclean help
 .DELETE_ON_ERROR:
 
 help:
@@ -22,10 +22,12 @@ help:
 	@echo "make test-cluster  the example cluster on a local Ray"
 	@echo "make test-slow  the full grids and sweeps"
 	@echo "make fuzz       random calls, GDN_FUZZ of them, and five times as many spoiled ones"
+	@echo "make fuzz-bytes  damaged rings, saved sequences and GGUF files, FUZZ_SECONDS of each (needs clang)"
 	@echo "make bench      times against the peers: JSON, a table of ratios, two plots"
 	@echo "make lint       ruff and cython-lint"
 	@echo "make debug      a build with bounds checks and asserts, and the suite against it"
 	@echo "make asan       a build with AddressSanitizer and UBSan, and the suite against it"
+	@echo "make tsan       libgdn with ThreadSanitizer, under the C programs' threads"
 	@echo "make asm        look for register spills in the hot loops of every level"
 	@echo "make old-cpu    the base level under an emulated CPU without AVX (needs qemu-x86_64-static)"
 	@echo "make docs       the documents as a site, in build/site"
@@ -89,6 +91,12 @@ debug: build $(VENV)/.extras-$(EXTRAS)
 
 # Python itself knows nothing of the sanitizers: their run-time libraries are loaded before it.  Its own leaks are not ours.
 # Torch, the peers, a browser and the tests that build or emulate another gdn are left out.
+SANITIZED := -O1 -g -Wall -Wno-implicit-fallthrough -std=gnu11 -DGDN_LIBRARY -Igdn/include -Iexamples/c_host
+# $(call c-hosts,SANITIZER): the C programs against the libgdn.so of that build, which they own: leaks are theirs.
+c-hosts = set -e; for program in examples/c_host/threads examples/c_host/pool tests/c/hammer; do \
+	$(CC) $(SANITIZED) -fsanitize=$(2) $$program.c -o build/$(1)/$${program\#\#*/} build/$(1)/lib/gdn/lib/libgdn.so \
+		-Wl,-rpath,$(abspath build/$(1)/lib/gdn/lib) -lpthread -lm; build/$(1)/$${program\#\#*/}; done
+
 ASAN_TESTS ?= tests --ignore tests/peers --ignore tests/test_build.py --ignore tests/test_old_cpu.py \
               --ignore tests/test_transformers_layers.py --ignore tests/test_layer_peft.py --ignore tests/test_types.py \
               --ignore tests/test_server_page.py
@@ -97,6 +105,31 @@ asan: build $(VENV)/.extras-$(EXTRAS)
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath build/asan/lib):$(CURDIR) $(PY) -m pytest -m "not slow and not cluster" $(ASAN_TESTS) $(ARGS)
+	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1; export ASAN_OPTIONS UBSAN_OPTIONS; \
+	$(call c-hosts,asan,address$(comma)undefined)
+
+# libgdn alone, without OpenMP, whose runtime ThreadSanitizer cannot see into: threads are those of the C programs.
+comma := ,
+tsan: $(VENV)/.installed
+	GDN_SANITIZE=thread $(PY) setup.py -q build --build-base build/tsan --build-lib build/tsan/lib build_ext -j$(JOBS)
+	$(call c-hosts,tsan,thread)
+
+# libFuzzer on rings and saved sequences, atheris on GGUF files, FUZZ_SECONDS each, from tests/corpus; what they find is kept in
+# build/corpus.  Needs clang with its run-time libraries.  libpython is linked for what of libgdn coverage counters keep.
+FUZZ_SECONDS ?= 600
+LIBPYTHON = $$($(PY) -c 'from sysconfig import get_config_var as v; print("-L" + v("LIBDIR"), "-Wl,-rpath," + v("LIBDIR"), \
+	"-lpython" + v("LDVERSION"))')
+FUZZ_FLAGS = -max_total_time=$(FUZZ_SECONDS) -timeout=1 -malloc_limit_mb=64 -max_len=65536 -artifact_prefix=build/fuzz/
+fuzz-bytes: build $(VENV)/.extras-$(EXTRAS) $(VENV)/.extras-fuzz
+	CC=clang GDN_SANITIZE=fuzzer-no-link,address,undefined $(PY) setup.py -q build --build-base build/fuzz \
+		--build-lib build/fuzz/lib build_ext -j$(JOBS)
+	mkdir -p build/corpus/ring build/corpus/saved build/corpus/gguf
+	set -e; for name in RING SAVED; do low=$$(echo $$name | tr A-Z a-z); \
+	clang -O1 -g -std=gnu11 -Wall -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -DFUZZ_$$name -Igdn/include \
+		-Igdn/ring tests/c/fuzz_bytes.c -o build/fuzz/$$low build/fuzz/lib/gdn/lib/libgdn.so \
+		-Wl,-rpath,$(abspath build/fuzz/lib/gdn/lib) $(LIBPYTHON); \
+	build/fuzz/$$low $(FUZZ_FLAGS) build/corpus/$$low tests/corpus/$$low; done
+	$(PY) tests/fuzz_gguf.py $(FUZZ_FLAGS) build/corpus/gguf tests/corpus/gguf
 
 asm: build
 	$(PY) benchmarks/asm.py $(ARGS)

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,17 +25,20 @@ KERNEL_FLAGS = ["-fno-inline-functions-called-once", "--param=max-completely-pee
 MODULES = ("_tensor", "_core", "_ring")
 HEADERS = [str(path) for folder in ("include", "core", "kernels", "ring", "native") for path in Path("gdn", folder).glob("*.h")]
 NATIVE = sorted(Path("gdn/native").glob("*.c"))
-LIBRARIES = sys.platform == "linux" and not DEBUG and not SANITIZE      # those builds' checks raise Python's errors
+LIBRARIES = sys.platform == "linux" and not DEBUG         # that build's checks raise Python's errors
 VERSION = re.search(r'"(.+)"', Path("gdn/_version.py").read_text()).group(1)
 BUILD = "build/debug/cython" if DEBUG else "build/cython"     # generated C stays out of the package
-SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"]
+SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1",
+                  "--param=asan-globals=0"] if SANITIZE else []        # a list of globals would keep all of Python's code in libgdn
+# Of those flags, what only gcc knows, with what clang has instead.
+CLANG_FLAGS = {**dict.fromkeys(KERNEL_FLAGS), "-Wno-discarded-qualifiers": "-Wno-incompatible-pointer-types-discards-qualifiers",
+               "--param=asan-globals=0": "-fsanitize-address-globals-dead-stripping"}
 OPENMP_SOURCE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
 
 
 def extension(name, compile_args=(), **kwargs):
     flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O1" if SANITIZE else "-O3", "-DNDEBUG"]
-    if SANITIZE:
-        flags += SANITIZE_FLAGS
+    flags += SANITIZE_FLAGS
     # Cython drops const, and int64_t is a long here and a long long there: %lld prints both.
     flags += ["-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-fno-math-errno", "-Wno-unused-function",
               "-Wno-discarded-qualifiers", "-Wno-format", *compile_args]
@@ -54,6 +58,10 @@ def extensions():
     return modules
 
 
+def for_clang(flags):
+    return [flag for flag in (CLANG_FLAGS.get(flag, flag) for flag in flags) if flag]
+
+
 class BuildExt(build_ext):
     """Adds OpenMP's flags when a test program compiles and links with them; without them the build is serial.  Then links the
     modules' object files again, for hosts without Python."""
@@ -71,13 +79,19 @@ class BuildExt(build_ext):
                     ext.extra_compile_args.append("-fopenmp")
                     ext.extra_link_args.append("-fopenmp")
             self.openmp = ("-fopenmp",)
+        if self.is_clang():
+            for ext in self.extensions:
+                ext.extra_compile_args = for_clang(ext.extra_compile_args)
         super().build_extensions()
         if LIBRARIES and any(ext.name == "gdn._core" for ext in self.extensions):
             self.link_libraries(Path(self.root, "gdn", "lib"))
 
     def link_libraries(self, folder):
         """gdn/lib: libgdn.so and the plug-in of ggml, each with the calls and the kernels of every level inside."""
-        flags = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra"]
+        flags = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", *SANITIZE_FLAGS]
+        flags = for_clang(flags) if self.is_clang() else flags
+        # The sanitizers' functions are clang's programs' own, gcc's libraries'.
+        complete = "undefs" if SANITIZE and self.is_clang() else "defs"
         objects = [name for ext in self.extensions if ext.name != "gdn._tensor"
                    for name in self.compiler.object_filenames(ext.sources, output_dir=self.build_temp)]
         native = self.compiler.compile([str(path) for path in NATIVE], output_dir=self.build_temp, extra_postargs=flags,
@@ -89,13 +103,20 @@ class BuildExt(build_ext):
             own = [path for path in native if only == "ggml_backend_init" or "ggml" not in Path(path).name]
             self.compiler.link_shared_object(
                 [*objects, *own], str(folder / name), libraries=["m", "pthread", "dl"],
-                extra_postargs=[*self.openmp, "-Wl,--gc-sections,--strip-all,-z,defs,-z,nodelete,-soname," + name,
-                                f"-Wl,--version-script={exports}"])
+                extra_postargs=[*self.openmp, *SANITIZE_FLAGS[:1], "-g" if SANITIZE else "-s", f"-Wl,--version-script={exports}",
+                                f"-Wl,--gc-sections,-z,{complete},-z,nodelete,-soname,{name}"])
         for name in ("gdn.pc", "gdnConfig.cmake"):
             text = Path("gdn/native", name + ".in").read_text().replace("@VERSION@", VERSION)
             (folder / name).write_text(text)
 
+    def is_clang(self):
+        text = subprocess.run([self.compiler.compiler[0], "--version"], capture_output=True, text=True).stdout
+        return "clang" in text
+
     def has_openmp(self):
+        if "thread" in SANITIZE:
+            print("gdn: no OpenMP, whose runtime ThreadSanitizer cannot see into; threads are the host's", file=sys.stderr)
+            return False
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "openmp.c")
             source.write_text(OPENMP_SOURCE)

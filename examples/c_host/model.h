@@ -13,6 +13,10 @@
 
 enum { LAYERS = 3, HEADS = 2, S = 16, WIDTH = 4, CHANNELS = 3 * HEADS * S, MAX_TOKENS = 8, LOG = 16 };
 
+#ifndef MODEL_THREADS
+#define MODEL_THREADS 1         /* of a call */
+#endif
+
 #define CHECK(status) check((status), #status, __FILE__, __LINE__)
 
 static const gdn_api *gdn;
@@ -92,8 +96,8 @@ static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_
                       .n_log_out = step->n_log_out, .checkpoints = step->checkpoints,
                       .n_checkpoints = step->n_checkpoints,        /* all of these are NULL and 0 in plane form */
                       .message = w->message, .message_size = sizeof w->message };
-    gdn_conv_args conv = { .size = sizeof conv, .activation = GDN_ACT_SILU, .n_threads = 1, .call = call };
-    gdn_delta_net_args delta = { .size = sizeof delta, .flags = GDN_QK_L2NORM, .l2_eps = 1e-6f, .n_threads = 1,
+    gdn_conv_args conv = { .size = sizeof conv, .activation = GDN_ACT_SILU, .n_threads = MODEL_THREADS, .call = call };
+    gdn_delta_net_args delta = { .size = sizeof delta, .flags = GDN_QK_L2NORM, .l2_eps = 1e-6f, .n_threads = MODEL_THREADS,
                                  .call = call };
     size_t needed;
     if (ring->form == GDN_FORM_LOG)
@@ -136,7 +140,7 @@ static void run_layer(gdn_ring_header *ring, worker *w, int layer, const uint64_
 }
 
 /* n tokens of one sequence through all layers, committed. */
-static void run_step(gdn_ring_header *ring, worker *w, int64_t seq_id, const uint64_t *tokens, int64_t n)
+static inline void run_step(gdn_ring_header *ring, worker *w, int64_t seq_id, const uint64_t *tokens, int64_t n)
 {
     int64_t rows_in, rows_out[MAX_TOKENS], log_in[LOG], log_out[MAX_TOKENS], checkpoint[3];
     gdn_ring_step step = { .size = sizeof step, .n_seqs = 1, .n_snapshots = MAX_TOKENS, .seq_ids = &seq_id,

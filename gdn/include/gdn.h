@@ -489,7 +489,8 @@ typedef struct gdn_api {
     /* Make the buffer an empty ring.  Nobody else may use it meanwhile.  Rows are not written. */
     gdn_status (*ring_init)(const gdn_ring_params *params, void *buffer, size_t bytes);
     /* Check that the buffer holds a ring, and resolve what dead processes left.  Every process calls it once before
-     * anything else; what it holds is trusted from then on.  GDN_ERR_DAMAGED; GDN_ERR_STRIDE: no multiple of 4. */
+     * anything else.  Extents and offsets are trusted from then on; a record that somebody has overwritten since is
+     * GDN_ERR_DAMAGED for whoever uses it.  GDN_ERR_DAMAGED; GDN_ERR_STRIDE: no multiple of 4. */
     gdn_status (*ring_attach)(void *buffer, size_t bytes);
     /* Give a slot (*slot >= 0: that one, -1: any) to a new sequence, zero state, position 0.  seq_id -1 is reserved.
      * GDN_ERR_FULL; GDN_ERR_BUSY: the sequence is there already or the slot taken; GDN_ERR_ROW: no such slot. */

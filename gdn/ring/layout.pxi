@@ -187,15 +187,18 @@ cdef inline int64_t row_of(gdn_ring_header *ring, int64_t slot, int64_t plane) n
         plane += ring.n_planes
     elif plane >= ring.n_planes:
         plane -= ring.n_planes
+    if not 0 <= plane < ring.n_planes:           # only of a record that somebody has overwritten since it was looked at
+        plane = 0
     return plane * ring.n_slots + slot
 
 
 cdef inline int64_t entry_at(gdn_ring_header *ring, int64_t slot, const gdn_ring_slot *r, int64_t i) noexcept nogil:
     """Index, in a layer's log, of a slot's entry i: committed ones first, oldest to newest, then free ones."""
-    cdef int64_t place = r.first + i
+    cdef int64_t place = r.first + i, entry
     if place >= ring.n_entries:
         place -= ring.n_entries
-    return slot * ring.n_entries + list_of(ring, slot, r.order)[place]
+    entry = list_of(ring, slot, r.order)[place]
+    return slot * ring.n_entries + (entry if 0 <= entry < ring.n_entries else 0)
 
 
 cdef inline char *ssm_row(gdn_ring_header *ring, int64_t layer, int64_t row) noexcept nogil:

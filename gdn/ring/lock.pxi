@@ -7,6 +7,12 @@ cdef enum:
     LOCK_YIELDS = 50              # rounds of spinning and yielding before sleeping
     LOCK_PATIENCE = 10000         # milliseconds to wait for a living holder
     OWNERS = 16                   # processes whose liveness one pass remembers
+    SWEEP = 64                    # slots that a pass looks at under one lock
+
+cdef struct holding:              # what a process holds of a slot
+    gdn_process owner
+    int64_t slot
+    int reader                    # its place among the slot's readers; -1: the slot's mark
 
 
 cdef gdn_status lock(gdn_ring_header *ring) noexcept nogil:
@@ -62,7 +68,7 @@ cdef inline void begin_change(gdn_ring_header *ring) noexcept nogil:
 cdef inline gdn_ring_slot *change(gdn_ring_header *ring, int64_t slot) noexcept nogil:
     """The slot's record, to be changed.  Once per slot and change."""
     cdef gdn_ring_slot *r = record(ring, slot)
-    cdef gdn_ring_undo *u = undo_of(ring, ring.n_journal)
+    cdef gdn_ring_undo *u = undo_of(ring, ring.n_journal if ring.n_journal < <uint32_t>ring.n_slots else 0)
     u.slot = <int32_t>slot
     u.old = r[0]
     gdn_store(&ring.n_journal, ring.n_journal + 1)
@@ -127,6 +133,9 @@ cdef bint make_spares(gdn_ring_header *ring) noexcept nogil:
     memset(taken, 0, 4 * ring.n_rows)
     for slot in range(ring.n_slots):
         r = record(ring, slot)
+        if not 0 <= r.row < ring.n_rows or not NOWHERE <= r.new_row < ring.n_rows:
+            sound = False
+            continue
         taken[r.row] += 1
         if borrows(r):
             taken[r.new_row] += 1
@@ -145,8 +154,9 @@ cdef inline bint borrows(const gdn_ring_slot *r) noexcept nogil:
 
 
 cdef inline void give_back(gdn_ring_header *ring, int32_t row) noexcept nogil:
-    spares(ring)[ring.n_spare_free] = row
-    ring.n_spare_free += 1
+    if 0 <= ring.n_spare_free < ring.n_spare:
+        spares(ring)[ring.n_spare_free] = row
+        ring.n_spare_free += 1
 
 
 cdef inline void set_free(gdn_ring_header *ring, int64_t slot) noexcept nogil:
@@ -171,7 +181,7 @@ cdef int64_t find(gdn_ring_header *ring, int64_t seq_id) noexcept nogil:
         return NOWHERE
     for i in range(ring.n_ids):
         slot = ids(ring)[at & mask]
-        if slot == NOWHERE:
+        if not 0 <= slot < ring.n_slots:
             return NOWHERE
         if record(ring, slot).seq_id == seq_id:
             return slot
@@ -182,7 +192,7 @@ cdef int64_t find(gdn_ring_header *ring, int64_t seq_id) noexcept nogil:
 cdef inline bint is_stale(gdn_ring_header *ring, uint32_t at) noexcept nogil:
     """Whether the place of the id table names a slot that is no longer noted there."""
     cdef int32_t slot = ids(ring)[at]
-    return slot != NOWHERE and record(ring, slot).id_at != <int32_t>at
+    return slot != NOWHERE and not (0 <= slot < ring.n_slots and record(ring, slot).id_at == <int32_t>at)
 
 
 cdef void note_id(gdn_ring_header *ring, int64_t slot) noexcept nogil:
@@ -196,7 +206,7 @@ cdef void note_id(gdn_ring_header *ring, int64_t slot) noexcept nogil:
 
 cdef void forget_id(gdn_ring_header *ring, gdn_ring_slot *r) noexcept nogil:
     """The slot is no longer noted; places that end no search any more are emptied."""
-    cdef uint32_t mask = <uint32_t>ring.n_ids - 1, at = <uint32_t>r.id_at
+    cdef uint32_t mask = <uint32_t>ring.n_ids - 1, at = <uint32_t>r.id_at & mask
     if r.id_at == NOWHERE:
         return
     r.id_at = NOWHERE
@@ -272,62 +282,78 @@ cdef void put_back(gdn_ring_header *ring, int64_t slot) noexcept nogil:
 
 
 cdef bint resolve_dead(gdn_ring_header *ring) noexcept nogil:
-    """Put back what dead processes left; whether there was anything.  Without the lock: records are looked at as they
-    stand, and looked at again under the lock where an owner turns out to be dead.  Each owner is asked for once."""
+    """Put back what dead processes left; whether there was anything.  Called without the lock: it is held for some slots at
+    a time, not while the system is asked who lives.  Each owner is asked for once."""
     cdef gdn_process owners[OWNERS]
     cdef bint dead[OWNERS]
-    cdef gdn_ring_slot *r
-    cdef gdn_ring_readers *by
-    cdef int64_t slot
-    cdef int i, n = 0
+    cdef holding held[SWEEP * (READERS + 1)]
+    cdef int64_t first
+    cdef int i, n, n_known = 0
     cdef bint found = False
-    for slot in range(ring.n_slots):
-        r, by = record(ring, slot), readers_of(ring, slot)
-        if r.mark != GDN_MARK_NONE and is_dead(r.owner, r.owner_start, owners, dead, &n):
-            found |= resolve_slot(ring, slot, r.owner, r.owner_start)
-        for i in range(READERS):
-            if gdn_load(&by.count[i]) != 0 and is_dead(by.owner[i], by.owner_start[i], owners, dead, &n):
-                found |= resolve_reader(ring, by, i, by.owner[i], by.owner_start[i])
+    for first from 0 <= first < ring.n_slots by SWEEP:
+        if lock(ring) != GDN_OK:
+            return found
+        n = list_holdings(ring, first, held)
+        unlock(ring)
+        for i in range(n):
+            if is_dead(held[i].owner, owners, dead, &n_known):
+                found |= resolve(ring, &held[i])
     return found
 
 
-cdef bint is_dead(uint32_t pid, uint64_t start, gdn_process *owners, bint *dead, int *n) noexcept nogil:
+cdef int list_holdings(gdn_ring_header *ring, int64_t first, holding *held) noexcept nogil:
+    """What the slots from `first` on are marked for and who reads them, with the lock held."""
+    cdef int64_t slot
+    cdef gdn_ring_readers *by
+    cdef int i, n = 0
+    for slot in range(first, min(first + SWEEP, <int64_t>ring.n_slots)):
+        by = readers_of(ring, slot)
+        for i in range(-1, READERS):
+            if i < 0 and record(ring, slot).mark != GDN_MARK_NONE:
+                held[n].owner.pid, held[n].owner.start = record(ring, slot).owner, record(ring, slot).owner_start
+            elif i >= 0 and gdn_load(&by.count[i]) != 0:
+                held[n].owner.pid, held[n].owner.start = by.owner[i], by.owner_start[i]
+            else:
+                continue
+            held[n].slot, held[n].reader = slot, i
+            n += 1
+    return n
+
+
+cdef bint is_dead(gdn_process who, gdn_process *owners, bint *dead, int *n) noexcept nogil:
     """Whether that process is gone; owners and dead remember the last n % OWNERS answers."""
     cdef gdn_process me = gdn_me()
     cdef int i
-    if pid == me.pid and (start == me.start or start == 0 or me.start == 0):
+    if who.pid == me.pid and (who.start == me.start or who.start == 0 or me.start == 0):
         return False
     for i in range(min(n[0], OWNERS)):
-        if owners[i].pid == pid and owners[i].start == start:
+        if owners[i].pid == who.pid and owners[i].start == who.start:
             return dead[i]
     i = n[0] % OWNERS
-    owners[i].pid, owners[i].start = pid, start
-    dead[i] = not gdn_process_is(pid, start)
+    owners[i] = who
+    dead[i] = not gdn_process_is(who.pid, who.start)
     n[0] += 1
     return dead[i]
 
 
-cdef bint resolve_slot(gdn_ring_header *ring, int64_t slot, uint32_t owner, uint64_t start) noexcept nogil:
-    cdef gdn_ring_slot *r = record(ring, slot)
+cdef bint resolve(gdn_ring_header *ring, const holding *held) noexcept nogil:
+    """End what a dead process holds, if it still does; whether it did."""
+    cdef gdn_ring_slot *r = record(ring, held.slot)
+    cdef gdn_ring_readers *by = readers_of(ring, held.slot)
     cdef bint found
     if lock(ring) != GDN_OK:
         return False
-    found = r.mark != GDN_MARK_NONE and r.owner == owner and r.owner_start == start
-    if found:
+    if held.reader < 0:
+        found = r.mark != GDN_MARK_NONE and r.owner == held.owner.pid and r.owner_start == held.owner.start
+    else:
+        found = (gdn_load(&by.count[held.reader]) != 0 and by.owner[held.reader] == held.owner.pid
+                 and by.owner_start[held.reader] == held.owner.start)
+    if found and held.reader >= 0:
+        gdn_store(&by.count[held.reader], 0)
+    elif found:
         begin_change(ring)
-        change(ring, slot)
-        put_back(ring, slot)
+        change(ring, held.slot)
+        put_back(ring, held.slot)
         end_change(ring)
-    unlock(ring)
-    return found
-
-
-cdef bint resolve_reader(gdn_ring_header *ring, gdn_ring_readers *by, int i, uint32_t owner, uint64_t start) noexcept nogil:
-    cdef bint found
-    if lock(ring) != GDN_OK:
-        return False
-    found = gdn_load(&by.count[i]) != 0 and by.owner[i] == owner and by.owner_start[i] == start
-    if found:
-        gdn_store(&by.count[i], 0)
     unlock(ring)
     return found

@@ -71,11 +71,10 @@ cdef bint layout_is_sound(const gdn_ring_header *ring, size_t nbytes) noexcept n
     return memcmp(&h, ring, LAYOUT_BYTES) == 0 and ring.checksum == crc32(ring, LAYOUT_BYTES)
 
 
-cdef bint record_is_sound(gdn_ring_header *ring, int64_t slot) noexcept nogil:
-    """Whether every field is in its range and none contradicts another."""
-    cdef const gdn_ring_slot *r = record(ring, slot)
-    cdef int64_t n_back = ring.n_planes if ring.form == GDN_FORM_PLANES else 1, n_tree = ring.n_rollback + 1, i
-    cdef int32_t *places = list_of(ring, slot, 0)
+cdef bint fields_are_sound(const gdn_ring_header *ring, const gdn_ring_slot *r) noexcept nogil:
+    """Whether every field of a record is in its range and none contradicts another.  Asked again whenever a record is used:
+    another process may have overwritten it."""
+    cdef int64_t n_back = ring.n_planes if ring.form == GDN_FORM_PLANES else 1, n_tree = ring.n_rollback + 1
     if not (0 <= r.state <= GDN_SLOT_FILLING and 0 <= r.mark <= GDN_MARK_FILL
             and (r.state != GDN_SLOT_FREE or r.mark == GDN_MARK_NONE) and (r.state == GDN_SLOT_FREE) == (r.seq_id == -1)
             and (r.state == GDN_SLOT_FILLING) == (r.mark == GDN_MARK_FILL)
@@ -83,14 +82,24 @@ cdef bint record_is_sound(gdn_ring_header *ring, int64_t slot) noexcept nogil:
             and 0 <= r.touched <= ring.n_planes and r.n_tokens >= 0 and -1 <= r.next < ring.n_slots):
         return False
     if ring.form == GDN_FORM_PLANES:
-        return True
+        return r.n_log == 0 and r.n_tree == 0 and r.new_row == NOWHERE
     if not (0 <= r.row < ring.n_rows and -1 <= r.new_row < ring.n_rows and 0 <= r.zero <= 1 and 0 <= r.order <= 1
             and 0 <= r.first < ring.n_entries and 0 <= r.n_log <= ring.log_capacity and r.n_log <= r.position
             and 0 <= r.n_tree <= n_tree and r.n_log + r.n_tree <= ring.log_capacity and 0 <= r.tree <= 1):
         return False
-    if r.new_row != NOWHERE if r.mark == GDN_MARK_NONE else not (
-            0 <= r.n_kept <= r.n_log and 0 <= r.n_new <= ring.n_entries - r.n_log):
+    return r.new_row == NOWHERE if r.mark == GDN_MARK_NONE else (
+        0 <= r.n_kept <= r.n_log and 0 <= r.n_new <= ring.n_entries - r.n_log)
+
+
+cdef bint record_is_sound(gdn_ring_header *ring, int64_t slot) noexcept nogil:
+    """Whether the record and its lists are."""
+    cdef const gdn_ring_slot *r = record(ring, slot)
+    cdef int32_t *places = list_of(ring, slot, 0)
+    cdef int64_t i
+    if not fields_are_sound(ring, r):
         return False
+    if ring.form == GDN_FORM_PLANES:
+        return True
     for i in range(2 * <int64_t>ring.n_entries):
         if not 0 <= places[i] < ring.n_entries:
             return False
@@ -114,7 +123,7 @@ cdef bint list_is_sound(gdn_ring_header *ring, int32_t *places) noexcept nogil:
 
 cdef gdn_status ring_attach(void *buffer, size_t nbytes) noexcept nogil:
     cdef gdn_ring_header *ring = <gdn_ring_header *>buffer
-    cdef gdn_status status
+    cdef gdn_status status, tables
     cdef int64_t i
     if buffer == NULL:
         return GDN_ERR_NULL
@@ -130,8 +139,8 @@ cdef gdn_status ring_attach(void *buffer, size_t nbytes) noexcept nogil:
     for i in range(ring.n_slots):
         if status == GDN_OK and not record_is_sound(ring, i):
             status = GDN_ERR_DAMAGED
-    if status == GDN_OK:
-        status = make_tables(ring)
+    tables = make_tables(ring)                  # also where it is refused: others may go on with what is whole
+    status = status if status != GDN_OK else tables
     unlock(ring)
     if status == GDN_OK:
         resolve_dead(ring)
@@ -147,6 +156,8 @@ cdef gdn_status look(gdn_ring_header *ring, int64_t seq_id, int allowed, int64_t
     if slot[0] == NOWHERE:
         return GDN_ERR_UNKNOWN
     r = record(ring, slot[0])
+    if not fields_are_sound(ring, r):
+        return GDN_ERR_DAMAGED
     if r.mark != GDN_MARK_NONE:
         return GDN_ERR_BUSY
     if r.state == GDN_SLOT_LOST and not allowed & LOST_TOO:
@@ -209,9 +220,15 @@ cdef gdn_status claim(gdn_ring_header *ring, int64_t seq_id, int64_t *slot) noex
     if find(ring, seq_id) != NOWHERE:
         return GDN_ERR_BUSY
     if slot[0] != NOWHERE:
-        return GDN_OK if record(ring, slot[0]).state == GDN_SLOT_FREE else GDN_ERR_BUSY
-    slot[0] = first_free(ring)
-    return GDN_ERR_FULL if slot[0] == NOWHERE else GDN_OK
+        if record(ring, slot[0]).state != GDN_SLOT_FREE:
+            return GDN_ERR_BUSY
+    else:
+        slot[0] = first_free(ring)
+        if slot[0] == NOWHERE:
+            return GDN_ERR_FULL
+        if slot[0] >= ring.n_slots or record(ring, slot[0]).state != GDN_SLOT_FREE:
+            return GDN_ERR_DAMAGED
+    return GDN_OK if fields_are_sound(ring, record(ring, slot[0])) else GDN_ERR_DAMAGED
 
 
 cdef gdn_status fill_slot(gdn_ring_header *ring, int64_t seq_id, int64_t *slot) noexcept nogil:
@@ -323,7 +340,7 @@ cdef gdn_status query(gdn_ring_header *ring, int64_t seq_id, gdn_ring_slot *copy
         unlock(ring)
         if status != GDN_ERR_BUSY or mine(copy) or not resolve_dead(ring):
             break
-    if status == GDN_ERR_UNKNOWN or (status == GDN_ERR_BUSY and copy.state == GDN_SLOT_FILLING):
+    if status in (GDN_ERR_UNKNOWN, GDN_ERR_DAMAGED) or (status == GDN_ERR_BUSY and copy.state == GDN_SLOT_FILLING):
         return status
     if copy.state == GDN_SLOT_LOST:
         return GDN_ERR_LOST

@@ -1,6 +1,6 @@
 # Steps: begin, commit, abort; reset, a step of no tokens; and what becomes of a committed tree.
 #
-# Needs: layout.pxi, lock.pxi, slots.pxi (claim, enter, leave, look, occupy, open_change).
+# Needs: layout.pxi, lock.pxi, slots.pxi (claim, enter, fields_are_sound, leave, look, occupy, open_change).
 
 cdef enum:
     AHEAD = 64                    # steps that early folding looks ahead
@@ -271,6 +271,8 @@ cdef gdn_status begin_locked(gdn_ring_header *ring, gdn_ring_step *s) noexcept n
                     parents != NULL, &demand)
         if parents != NULL:
             parents += s.n_tokens[i]
+    if not 0 <= ring.n_spare_free <= ring.n_spare:
+        return GDN_ERR_DAMAGED
     if demand.must > ring.n_spare_free:
         status = GDN_ERR_SPARE if demand.must > ring.n_spare else GDN_ERR_BUSY
     choose_early(ring, &demand)
@@ -339,6 +341,8 @@ cdef void zero_starts(gdn_ring_header *ring, gdn_ring_step *step) noexcept nogil
     """Clear the plane before the first token of sequences that start afresh and can be rolled back to their start."""
     cdef int64_t i, slot = step.first
     for i in range(step.n_seqs):
+        if not 0 <= slot < ring.n_slots:          # overwritten meanwhile
+            return
         if step.positions[i] == 0 and needs_zeros(ring, step.n_tokens[i]):
             zero_row(ring, row_of(ring, slot, record(ring, slot).head + 1))
         slot = record(ring, slot).next
@@ -378,6 +382,9 @@ cdef gdn_status close_step(gdn_ring_header *ring, gdn_ring_step *step, bint comm
         if r == NULL or r.mark == GDN_MARK_NONE or r.step != s.step or not mine(r):
             unlock(ring)
             return GDN_ERR_VALUE
+        if not fields_are_sound(ring, r):
+            unlock(ring)
+            return GDN_ERR_DAMAGED
         slot = r.next
     begin_change(ring)
     slot = s.first
