@@ -29,7 +29,7 @@ LIBRARIES = sys.platform == "linux" and not DEBUG         # that build's checks 
 VERSION = re.search(r'"(.+)"', Path("gdn/_version.py").read_text()).group(1)
 BUILD = "build/debug/cython" if DEBUG else "build/cython"     # generated C stays out of the package
 SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1",
-                  "--param=asan-globals=0"] if SANITIZE else []        # a list of globals would keep all of Python's code in libgdn
+                  "--param=asan-globals=0"] if SANITIZE else []    # a list of globals would keep all of Python's code in libgdn
 # Of those flags, what only gcc knows, with what clang has instead.
 CLANG_FLAGS = {**dict.fromkeys(KERNEL_FLAGS), "-Wno-discarded-qualifiers": "-Wno-incompatible-pointer-types-discards-qualifiers",
                "--param=asan-globals=0": "-fsanitize-address-globals-dead-stripping"}
