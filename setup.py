@@ -21,7 +21,7 @@ LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-mar
 # changes another's registers; and tiles become registers only when every loop over them, 8 rows at most, is unrolled,
 # while those over a chunk's tokens are not.
 KERNEL_FLAGS = ["-fno-inline-functions-called-once", "--param=max-completely-peeled-insns=1000",
-                "--param=max-completely-peel-times=8"]
+                "--param=max-completely-peel-times=8", "-fno-tree-loop-distribute-patterns"]
 MODULES = ("_tensor", "_core", "_ring")
 HEADERS = [str(path) for folder in ("include", "core", "kernels", "ring", "native") for path in Path("gdn", folder).glob("*.h")]
 NATIVE = sorted(Path("gdn/native").glob("*.c"))

@@ -8,7 +8,7 @@ worse: exit status 1.  Reads of the stack alone (a constant or a pointer kept th
 neither is a store to an array: where a row's last lanes are gathered and scattered one by one.
 
 LEFT names the spills that are known and left: sixteen registers hold neither integer conversions beside accumulators
-(narrow storage), nor both polynomials of a gate, nor one of the sums of four rows at once.  One more is refused.
+(narrow storage), nor every sum of four rows at once.  One more is refused.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "gdn"
-LEFT = {"base": {"decay_gate_item": 2, "walk_keys_f16": 7, "walk_values_f16": 1},      # most spills of a loop
+LEFT = {"base": {"walk_keys_f16": 5, "walk_values_f16": 1},      # most spills of a loop
         "v3": {"steps_on_bf16": 4, "steps_on_floats": 1}}
 VECTOR = {"base": "xmm", "v3": "ymm", "v4": "zmm"}
 HOT = 8

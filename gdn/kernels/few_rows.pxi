@@ -41,8 +41,9 @@ cdef inline void dots_tile(float *y, int64_t y_ld, const float *rows, int64_t ld
     cdef int m, j
     for j in range(SIDE):
         at_j[j] = src + min(<int64_t>j, n_src - 1) * nb
-    for m in range(n_rows * SIDE):
-        acc[m] = v_set(0)
+    for m in range(n_rows):
+        for j in range(SIDE):
+            acc[m * SIDE + j] = v_set(0)
     for c in range(w):
         if fetch:
             for j in range(SIDE):

@@ -9,10 +9,25 @@ cdef enum:
     GAP = 64                     # floats
     FEW_TOKENS = 16              # tokens that a call with lists takes to a state in place; more run chunked
 
+cdef struct path_sums:           # one token's row of the chunk form, for one head; itself is the last that it sees
+    const int64_t *path          # [n + 1] columns, oldest first
+    int64_t n
+    const float *A               # [n] times beta
+    const float *P               # [n + 1] times scale
+    const float *y_k             # [columns_ld] S0^T k, S0^T q: of rows with their decay e, or of k and q (then e is here)
+    const float *y_q
+    const float *v               # [n_columns] there, or log.v
+    float *out                   # [n_columns] there, or log.out
+    float *X
+    float beta, e, scale_e
+
 cdef struct log_buffers:         # of a call with a token log, a tree or checkpoints (log.pxi): n columns, T tokens
     int64_t n_ld                 # columns, padded
     int64_t *up                  # [n] a column's parent, -1 for the first
-    int64_t *path                # [n] columns that one sees
+    int64_t *path                # [T][n_ld] columns that a token sees
+    path_sums *sums              # [T]
+    const float **k_at           # [n] k of each column: packed, or an entry where it lies
+    const float **X_at           # [n] its X
     float *k                     # [n][ld]
     float *q                     # [T][ld]
     float *g                     # [n], per channel [n][ld]
@@ -23,7 +38,7 @@ cdef struct log_buffers:         # of a call with a token log, a tree or checkpo
     float *y                     # [2 T][columns_ld] the state's products with them
     float *KK                    # [T][n_ld] along a token's path
     float *QK
-    float *A                     # [n_ld]
+    float *A                     # [T][n_ld] the same decayed and scaled, for one head
     float *P
     vf *kk                       # [n_ld]
     vf *qk
@@ -107,7 +122,10 @@ cdef void carve_log_buffers(delta_buffers *buf, const gdn_delta_job *job, scratc
     cdef int64_t T = job.few_tokens, n = job.n_entries + T, per_column = buf.ld if job.per_channel else 1
     log.n_ld = round_up(n + 1, VL)
     log.up = <int64_t *>carve(at, 2 * log.n_ld)
-    log.path = <int64_t *>carve(at, 2 * log.n_ld)
+    log.path = <int64_t *>carve(at, 2 * T * log.n_ld)
+    log.sums = <path_sums *>carve(at, T * <int64_t>sizeof(path_sums) // 4)
+    log.k_at = <const float **>carve(at, 2 * n)
+    log.X_at = <const float **>carve(at, 2 * n)
     log.k = carve(at, n * buf.ld)
     log.q = carve(at, T * buf.ld)
     log.g = carve(at, n * per_column)
@@ -118,8 +136,8 @@ cdef void carve_log_buffers(delta_buffers *buf, const gdn_delta_job *job, scratc
     log.y = carve(at, 2 * T * buf.columns_ld)
     log.KK = carve(at, T * log.n_ld)
     log.QK = carve(at, T * log.n_ld)
-    log.A = carve(at, log.n_ld)
-    log.P = carve(at, log.n_ld)
+    log.A = carve(at, T * log.n_ld)
+    log.P = carve(at, T * log.n_ld)
     log.kk = <vf *>carve(at, log.n_ld * VL)
     log.qk = <vf *>carve(at, log.n_ld * VL)
     log.keys = carve(at, n * buf.ld)

@@ -8,7 +8,7 @@
 # Few tokens, and every tree, take S0 where it lies (few_rows.pxi) and write none of it but what is asked for.  Long inputs
 # take the entries into packed states as an update of them, and then run chunked, which ends where a state is asked for.
 #
-# Needs: simd.pxi, pack.pxi (pack_row), pairs.pxi (pairs_of_path), few_rows.pxi (KEYS, PANELS, VALUES, fold, walk_keys,
+# Needs: simd.pxi, pack.pxi (pack_row, round_up), pairs.pxi (pairs_of_path), few_rows.pxi (KEYS, PANELS, VALUES, fold, walk_keys,
 # walk_values), item.pxi, stretches.pxi (is_direct, run_chunked), storage.pxi (load_type, move_state, pack_typed, rounding_at,
 # state_view, store_panels, unpack_typed).
 
@@ -19,21 +19,6 @@ cdef enum:
 cdef struct state_target:        # the state after n tokens, of the log's if n <= 0, goes to a row; NULL is nowhere
     int64_t n
     char *row
-
-
-cdef struct path_sums:           # one token's row of the chunk form; the columns that it sees but itself come first
-    const float *X               # [columns][ld]
-    int64_t ld
-    const int64_t *path
-    int64_t n
-    const float *A               # [n] times beta
-    const float *P               # [n + 1] times scale
-    const float *y_k             # S0^T k, S0^T q: of rows with their decay e, or of k and q (then e is here)
-    const float *y_q
-    const float *v
-    float *X_i
-    float *out
-    float beta, e, scale_e
 
 
 cdef void log_item(delta_work_item *item) noexcept nogil:
@@ -83,6 +68,27 @@ cdef inline void fetch_entries(const delta_work_item *item, int64_t m) noexcept 
         if m == 0:
             v_prefetch(<const float *>entry_of(item, k, item.key_head, item.log_in[p]), item.job.S_k)
         v_prefetch(<const float *>(entry_of(item, d, head, item.log_in[p]) + item.column * d.nb[0]), item.n_columns)
+
+
+cdef inline bint lies_whole(const gdn_tensor *x, int64_t n) noexcept nogil:
+    """Whether n numbers of its rows are whole vectors where they lie."""
+    return is_direct(x) and n % VL == 0
+
+
+cdef void place_entries(const delta_work_item *item, int64_t m, bint packed) noexcept nogil:
+    """Where k and d of the entries lie for head m, k with the first head: there, or packed."""
+    cdef const log_buffers *log = &item.buf.log
+    cdef const gdn_tensor *k = &item.job.args.log_k
+    cdef const gdn_tensor *d = &item.job.args.log_d
+    cdef bint k_there = not packed and lies_whole(k, item.job.S_k), d_there = not packed and lies_whole(d, item.n_columns)
+    cdef int64_t head = value_head(item, m), p
+    if not (k_there and d_there):
+        load_entries(item, m)
+    for p in range(item.n_entries):
+        log.k_at[p] = <const float *>entry_of(item, k, item.key_head, item.log_in[p]) if k_there else log.k + p * item.buf.ld
+        log.X_at[p] = log.X + p * item.buf.columns_ld
+        if d_there:
+            log.X_at[p] = <const float *>(entry_of(item, d, head, item.log_in[p]) + item.column * d.nb[0])
 
 
 cdef void load_entries(const delta_work_item *item, int64_t m) noexcept nogil:
@@ -237,6 +243,9 @@ cdef void run_few_rows(delta_work_item *item) noexcept nogil:
     for t in range(T):
         parent = t - 1 if parents == NULL else parents[t]
         log.up[L + t] = L - 1 if parent < 0 else L + parent
+        log.k_at[L + t] = log.k + (L + t) * ld
+        log.X_at[L + t] = log.X + (L + t) * item.buf.columns_ld
+        log.sums[t].n = find_path(log, log.path + t * log.n_ld, L + t) - 1
         load_key(item, log.q + t * ld, row_of(item, &args.q, item.key_head, t), &args.q)
         load_key(item, log.k + (L + t) * ld, row_of(item, &args.k, item.key_head, t), &args.k)
         if not item.job.per_channel:
@@ -247,25 +256,26 @@ cdef void run_few_rows(delta_work_item *item) noexcept nogil:
         few_rows_head(item, m, state_order(item))
 
 
-cdef inline int64_t find_path(const log_buffers *log, int64_t column) noexcept nogil:
-    """log.path: the columns that a column sees, oldest first, itself the last; their number."""
+cdef inline int64_t find_path(const log_buffers *log, int64_t *path, int64_t column) noexcept nogil:
+    """The columns that a column sees, oldest first, itself the last; their number."""
     cdef int64_t n = 0, i, j = column
     while j >= 0:
         n += 1
         j = log.up[j]
     j = column
     for i in range(n - 1, -1, -1):
-        log.path[i] = j
+        path[i] = j
         j = log.up[j]
     return n
 
 
 cdef void few_rows_head(delta_work_item *item, int64_t m, int order) noexcept nogil:
     cdef const gdn_delta_net_args *args = item.job.args
-    cdef const log_buffers *log = &item.buf.log
     cdef int64_t L = item.n_entries, T = item.n_tokens, head = value_head(item, m), t, i, first = -1
+    cdef bint writes = False
     cdef state_target target
     cdef fold f
+    cdef fold *first_fold = NULL
     fetch_entries(item, m)
     load_decays(item, m)
     for t in range(T):
@@ -276,37 +286,38 @@ cdef void few_rows_head(delta_work_item *item, int64_t m, int order) noexcept no
         load_head(item, m)
     for i in range(n_targets(item)):            # one fold of the log's entries goes with the products
         target = target_of(item, i)
+        writes = writes or target.row != NULL
         if target.row != NULL and -L < target.n <= 0 and not starts_there(item, target.row):
             first = i
             break
+    place_entries(item, m, writes)
     if first >= 0:
-        load_entries(item, m)
         prepare_fold(item, &f, L + target.n)
-        walk_state(item, m, order, 2 * T, &f, target.row, target.n)
-    else:
-        walk_state(item, m, order, 2 * T, NULL, NULL, 0)
-        load_entries(item, m)                   # which have come while the state was read
-    if item.job.per_channel or m == 0:
-        multiply_pairs(item, head)
-    if item.job.rows.state_in[item.seq] == NULL:
-        memset(log.y, 0, 2 * T * item.buf.columns_ld * sizeof(float))
+        first_fold = &f
+    walk_state(item, m, order, 2 * T, first_fold, target.row, target.n)
+    prepare_sums(item, m)                       # of entries which have come while the state was read
     solve_tokens(item, m)
     keep_decays(item, m)
     write_states(item, m, order, T, first)
 
 
-cdef void multiply_pairs(const delta_work_item *item, int64_t head) noexcept nogil:
-    """Every token's products with the keys of its path; per channel those of a value head, decayed, times beta and scale."""
+cdef void prepare_sums(delta_work_item *item, int64_t m) noexcept nogil:
+    """Every token's products with the keys of its path, shared by heads unless decays are per channel, then what head m makes
+    of them."""
     cdef const log_buffers *log = &item.buf.log
-    cdef int64_t L = item.n_entries, t, n
+    cdef const float *a = log.a if item.job.per_channel else NULL
+    cdef int64_t t, head = value_head(item, m)
+    cdef float scale_k = 1, scale_q = 1
+    if item.job.rows.state_in[item.seq] == NULL:
+        memset(log.y, 0, 2 * item.n_tokens * item.buf.columns_ld * sizeof(float))
     for t in range(item.n_tokens):
-        n = find_path(log, L + t)
         if item.job.per_channel:
-            pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * item.buf.ld, log.k, log.a,
-                          log.path, n, beta_of(item, head, t), item.job.scale, item.buf.ld)
-        else:
-            pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * item.buf.ld, log.k, NULL,
-                          log.path, n, 1, 1, item.buf.ld)
+            scale_k, scale_q = beta_of(item, head, t), item.job.scale
+        if item.job.per_channel or m == 0:
+            pairs_of_path(log.KK + t * log.n_ld, log.QK + t * log.n_ld, log.kk, log.qk, log.q + t * item.buf.ld, log.k_at, a,
+                          log.path + t * log.n_ld, log.sums[t].n + 1, scale_k, scale_q, round_up(item.job.S_k, VL),
+                          item.buf.ld)
+        prepare_sums_of(item, log.sums + t, head, t)
 
 
 cdef void decay_rows(const delta_work_item *item) noexcept nogil:
@@ -337,60 +348,60 @@ cdef inline float beta_of(const delta_work_item *item, int64_t head, int64_t t) 
     return beta
 
 
-cdef void solve_tokens(delta_work_item *item, int64_t m) noexcept nogil:
+cdef void prepare_sums_of(const delta_work_item *item, path_sums *s, int64_t head, int64_t t) noexcept nogil:
+    """Token t's row of the chunk form; s.n is there."""
+    cdef const gdn_tensor *v = &item.job.args.v
+    cdef const gdn_tensor *out = &item.job.args.out
+    cdef const log_buffers *log = &item.buf.log
+    cdef int64_t at = t * log.n_ld, p
+    cdef float *A = log.A + at
+    cdef float scale = item.job.scale
+    cdef double total = 0
+    s.path = log.path + at
+    s.y_k = log.y + 2 * t * item.buf.columns_ld
+    s.y_q = s.y_k + item.buf.columns_ld
+    s.v = <const float *>columns_of(item, v, head, t) if lies_whole(v, item.n_columns) else log.v
+    s.out = <float *>columns_of(item, out, head, t) if lies_whole(out, item.n_columns) else log.out
+    s.X = log.X + (item.n_entries + t) * item.buf.columns_ld
+    s.beta = beta_of(item, head, t)
+    s.A, s.P, s.e = log.KK + at, log.QK + at, 1
+    if not item.job.per_channel:
+        for p in range(s.n, -1, -1):             # sums along the path: no subtraction, so nothing cancels
+            A[p] = <float>total
+            total += log.g[s.path[p]]
+        exp_rows(A, s.n + 1)
+        v_store_head(&s.e, v_exp(v_set(<float>total)), 1)
+        for p from 0 <= p <= s.n by VL:
+            v_store(log.P + at + p, v_load(s.P + p) * v_load(A + p) * scale)
+            v_store(A + p, v_load(s.A + p) * v_load(A + p) * s.beta)
+        s.A, s.P = A, log.P + at
+    s.scale_e = scale * s.e
+
+
+cdef void solve_tokens(const delta_work_item *item, int64_t m) noexcept nogil:
     """X and out of every token, from its products with the state and its path."""
     cdef const gdn_tensor *v = &item.job.args.v
     cdef const gdn_tensor *out = &item.job.args.out
     cdef const log_buffers *log = &item.buf.log
-    cdef int64_t L = item.n_entries, head = value_head(item, m), ld = item.buf.columns_ld, t, p, n, j
-    cdef bint whole = item.n_columns % VL == 0
-    cdef float beta, e = 1, scale = item.job.scale
-    cdef double total
-    cdef path_sums s
-    cdef char *v_t
-    cdef char *out_t
-    s.X = log.X
-    s.ld = ld
-    s.path = log.path
+    cdef const path_sums *s
+    cdef int64_t head = value_head(item, m), n = item.n_columns, t, j
     for t in range(item.n_tokens):
-        v_t = columns_of(item, v, head, t)
-        out_t = columns_of(item, out, head, t)
-        n = find_path(log, L + t)
-        s.n = n - 1
-        s.X_i = log.X + (L + t) * ld
-        s.v = <const float *>v_t if whole and is_direct(v) else log.v
-        s.out = <float *>out_t if whole and is_direct(out) else log.out
-        s.y_k = log.y + 2 * t * ld
-        s.y_q = log.y + (2 * t + 1) * ld
-        s.A, s.P = log.KK + t * log.n_ld, log.QK + t * log.n_ld
-        beta = beta_of(item, head, t)
-        if not item.job.per_channel:
-            total = 0
-            for p in range(n - 1, -1, -1):       # sums along the path: no subtraction, so nothing cancels
-                log.A[p] = <float>total
-                total += log.g[log.path[p]]
-            exp_rows(log.A, n)
-            v_store_head(&e, v_exp(v_set(<float>total)), 1)
-            for p from 0 <= p < n by VL:
-                v_store(log.P + p, v_load(s.P + p) * v_load(log.A + p) * scale)
-                v_store(log.A + p, v_load(s.A + p) * v_load(log.A + p) * beta)
-            s.A, s.P = log.A, log.P
-        s.beta, s.e, s.scale_e = beta, e, scale * e
+        s = log.sums + t
         if s.v == log.v:
-            pack_typed(log.v, v_t, v.nb[0], v.type, item.n_columns, ld)
+            pack_typed(log.v, columns_of(item, v, head, t), v.nb[0], v.type, n, item.buf.columns_ld)
         j = 0
-        while j + SOLVE_X_NV * VL <= item.n_columns:
-            solve_columns_of(&s, j, SOLVE_X_NV)
+        while j + SOLVE_X_NV * VL <= n:
+            solve_token(s, log.X_at, j, SOLVE_X_NV)
             j += SOLVE_X_NV * VL
-        while j < item.n_columns:
-            solve_columns_of(&s, j, 1)
+        while j < n:
+            solve_token(s, log.X_at, j, 1)
             j += VL
         if s.out == log.out:
-            unpack_typed(out_t, out.nb[0], out.type, log.out, item.n_columns)
-        keep_delta(item, s.X_i, head, t, 0, item.n_columns)
+            unpack_typed(columns_of(item, out, head, t), out.nb[0], out.type, log.out, n)
+        keep_delta(item, s.X, head, t, 0, n)
 
 
-cdef inline void solve_columns_of(const path_sums *s, int64_t c, const int nv) noexcept nogil:
+cdef inline void solve_token(const path_sums *s, const float **X_at, int64_t c, const int nv) noexcept nogil:
     """Columns [c, c + nv * VL) of one token's X and out."""
     cdef vf x[SOLVE_X_NV]
     cdef vf o[SOLVE_X_NV]
@@ -403,7 +414,7 @@ cdef inline void solve_columns_of(const path_sums *s, int64_t c, const int nv) n
         x[j] = s.beta * (v_load(s.v + c + j * VL) - s.e * v_load(s.y_k + c + j * VL))
         o[j] = v_load(s.y_q + c + j * VL) * s.scale_e
     for p in range(s.n):
-        row = s.X + s.path[p] * s.ld + c
+        row = X_at[s.path[p]] + c
         A = s.A[p]
         P = s.P[p]
         for j in range(nv):
@@ -412,7 +423,7 @@ cdef inline void solve_columns_of(const path_sums *s, int64_t c, const int nv) n
             o[j] += P * x_j
     P = s.P[s.n]
     for j in range(nv):
-        v_store(s.X_i + c + j * VL, x[j])
+        v_store(s.X + c + j * VL, x[j])
         v_store(s.out + c + j * VL, o[j] + P * x[j])
 
 

@@ -331,39 +331,43 @@ static inline void v_transpose(char *to, int64_t to_nb, const char *from, int64_
     for (int i = 0; i < VL; i++) v_store((float *)(to + i * to_nb), x[i]);
 }
 
-/* Lane i of the result is the sum of the lanes of y[i], which may stay in registers: adding while transposing, about 3
- * operations a sum. */
-static inline vf v_sums_kept(vf *y)
+/* Lane i + n * j of the result is a part of the sum of y[i]'s lanes, the whole where n, a constant power of two, is VL.  Adding while transposing, about 3 operations a sum. */
+static inline vf v_sums_kept(vf *y, const int n)
 {
     GDN_UNROLL
-    for (int n = VL / 2; n > 0; n /= 2)
+    for (int m = n / 2; m > 0; m /= 2)
         GDN_UNROLL
-        for (int i = 0; i < n; i++)
-            y[i] = v_interleave_lo(y[i], y[i + n]) + v_interleave_hi(y[i], y[i + n]);
+        for (int i = 0; i < m; i++)
+            y[i] = v_interleave_lo(y[i], y[i + m]) + v_interleave_hi(y[i], y[i + m]);
     return y[0];
 }
 
-/* The same of vectors in memory. */
+/* Lane i is the sum of the lanes of x[i], in memory. */
 static inline vf v_sums(const vf *x)
 {
     vf y[VL];
     GDN_UNROLL
     for (int i = 0; i < VL; i++) y[i] = v_load_ordered((const float *)(x + i));
-    return v_sums_kept(y);
+    return v_sums_kept(y, VL);
 }
 
-/* The sums of n vectors' lanes, n a constant, to rows of ld floats, four each. */
+/* The sums of n vectors' lanes, n a constant power of two from 4, to rows of ld floats, four each. */
 static inline void v_store_sums(float *p, int64_t ld, const vf *x, const int n)
 {
+    const int group = n < VL ? n : VL;
     GDN_UNROLL
-    for (int i = 0; i < n; i += VL) {
+    for (int i = 0; i < n; i += group) {
         vf y[VL];
         GDN_UNROLL
-        for (int j = 0; j < VL; j++) y[j] = i + j < n ? x[i + j] : v_set(0);
-        union { vf x; v_quarter quarter[VL / 4]; } u = {v_sums_kept(y)};
+        for (int j = 0; j < group; j++) y[j] = x[i + j];
+        union { vf x; v_quarter quarter[VL / 4]; } u = {v_sums_kept(y, group)};
         GDN_UNROLL
-        for (int q = 0; q < VL / 4; q++)
-            if (i + 4 * q < n) memcpy(p + (i / 4 + q) * ld, &u.quarter[q], 4 * sizeof(float));
+        for (int q = 0; q < group / 4; q++) {
+            v_quarter sums = u.quarter[q];
+            GDN_UNROLL
+            for (int part = q + group / 4; part < VL / 4; part += group / 4) sums += u.quarter[part];
+            memcpy(p + (i / 4 + q) * ld, &sums, 4 * sizeof(float));
+        }
     }
 }
 
