@@ -252,6 +252,52 @@ def test_half_precision_logits(family, caplog):
     assert nearness(calls, torch.bfloat16, family, caplog) <= 0.05
 
 
+class Widened(torch.utils._python_dispatch.TorchDispatchMode):
+    """How many numbers each cast of half precision to float32 made."""
+
+    def __init__(self):
+        super().__init__()
+        self.casts = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        copied = args[1] if op is torch.ops.aten.copy_.default else args[0] if op is torch.ops.aten._to_copy.default else None
+        if copied is not None and out.dtype == torch.float32 and copied.dtype in (torch.float16, torch.bfloat16):
+            self.casts.append(out.numel())
+        return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_not_widened(family, dtype, monkeypatch):
+    """No function that is installed makes a float32 tensor of activations; transformers' own do."""
+    layer, x = layer_of(model_tools.build(family).to(dtype)), torch.randn(2, 80, 32, dtype=dtype)
+    config, mode = model_tools.config_of(family), Widened()
+
+    def watched(f):
+        def call(*args, **kwargs):
+            with mode:
+                return f(*args, **kwargs)
+        return call
+
+    def casts(least):
+        """Those of a prefill, a step and a continuation that are larger than weights."""
+        mode.casts.clear()
+        with torch.no_grad(), monkeypatch.context() as patch:
+            for owner, attribute, make, *_ in adapter._targets(family):
+                if make is not adapter._layer:
+                    patch.setattr(owner, attribute, watched(getattr(owner, attribute)))
+            cache = DynamicCache(config=config)
+            for part in x.split([70, 1, 9], 1):
+                layer(part, cache=cache)
+        return [n for n in mode.casts if n > least]
+
+    weights = max(layer.conv1d.weight.numel(), 9 * 2 * 4)
+    assert len(casts(weights)) >= 3
+    with adapter.installed(family):
+        assert not casts(weights)
+
+
 def test_install_says_what_it_replaces():
     names = adapter.install()
     assert names == adapter.install() == sorted(names) and len(set(names)) == len(names)

@@ -12,6 +12,7 @@ The ops `gdn::gated_delta_rule`, `gdn::gated_delta_rule_update`, `gdn::causal_co
 import collections
 import difflib
 
+import numpy as np
 import torch
 
 import gdn
@@ -94,9 +95,15 @@ def _transposed(state):
     return typed(state if state is None or state.ndim < 2 else state.transpose(-1, -2), "state")
 
 
+def _empty(shape, dtype):
+    """torch.empty in memory of numpy's, which asks for huge pages: a convolution spends more time on new small pages than on
+    its numbers."""
+    return torch.from_numpy(np.empty(shape, np.float32 if dtype == torch.float32 else np.float16)).view(dtype)
+
+
 def _rule(q, k, v, g, beta, state, state_out, scale, recurrent, cu_seqlens, qk_l2norm):
     arrays = {name: typed(x, name) for name, x in zip(("q", "k", "v", "g", "beta"), (q, k, v, g, beta), strict=True)}
-    out = torch.empty(v.shape, dtype=q.dtype)
+    out = _empty(v.shape, q.dtype)
     gdn.gated_delta_net(
         **arrays, state=_transposed(state), scale=scale, head_map="interleaved",
         mode="recurrent" if recurrent else "auto", cu_seqlens=integers(cu_seqlens, "cu_seqlens"),
@@ -147,8 +154,8 @@ def _convolve(x, weight, bias, state, activation, cu_seqlens):
         n, c, columns = _shape(state, "state", 3)
         if c != channels or columns < width - 1:
             raise ValueError(f"state must be (N, {channels}, at least {width - 1}), got {tuple(state.shape)}")
-        state = state[:, :, columns - (width - 1):]
-    out = torch.empty(x.shape, dtype=x.dtype)
+        state = state[:, :, columns - (width - 1):].contiguous()        # a narrow one is slow to read in steps
+    out = _empty(x.shape, x.dtype)
     gdn.causal_conv1d(typed(x, "x"), array(weight, "weight"), array(bias, "bias"), typed(state, "state"),
                       activation="silu" if activation in SILU else activation,
                       cu_seqlens=integers(cu_seqlens, "cu_seqlens"), out=out)
@@ -194,14 +201,15 @@ def _window(x, before, columns):
     if before is None:
         return torch.nn.functional.pad(x, (missing, 0))
     before = before.detach()[:, :, max(before.shape[-1] - missing, 0):].to(x.dtype)
-    return torch.nn.functional.pad(torch.cat([before, x], -1), (max(missing - before.shape[-1], 0), 0))
+    joined = torch.cat([before, x], -1)
+    return joined if joined.shape[-1] == columns else torch.nn.functional.pad(joined, (columns - joined.shape[-1], 0))
 
 
 def rms_norm_gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6,
                    activation: str = "silu") -> torch.Tensor:
     """rms_norm(x) * weight * activation(gate) over the last axis, in x's type; activation "silu", "swish" or "sigmoid"."""
     calls["gdn::rms_norm_gated"] += 1
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = _empty(x.shape, x.dtype)
     gdn.rms_norm_gated(typed(x, "x"), typed(gate, "gate"), array(weight, "weight"), eps,
                        activation="silu" if activation in SILU else activation, out=out)
     return out
@@ -216,7 +224,7 @@ def decay_gate(a: torch.Tensor, A: torch.Tensor, dt_bias: torch.Tensor | None = 
     calls["gdn::decay_gate"] += 1
     if dt_bias is None:
         dt_bias = torch.zeros(a.shape[-2] * a.shape[-1] if a.ndim == 4 else a.shape[-1])
-    out = torch.empty(a.shape, dtype=torch.float32)
+    out = _empty(a.shape, torch.float32)
     gdn.decay_gate(typed(a, "a"), array(A, "A"), array(dt_bias, "dt_bias"), out=out.numpy(),
                    gate="softplus" if lower_bound is None else "bounded", lower_bound=lower_bound)
     return out
