@@ -59,3 +59,40 @@ def test_mypy_strict():
     done = run("mypy", "--strict", "--follow-imports=silent", "gdn/_arguments.py", "gdn/_errors.py", "gdn/batch.py",
                "gdn/reference.py", "gdn/ring.py", "examples/c_host/shared.py")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+ADAPTED = """
+import torch
+import gdn.adapters.fla, gdn.adapters.torch, gdn.adapters.transformers
+from gdn.adapters.peft import from_peft
+from gdn.adapters.state_dict import read_layer
+
+q, g = torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 2)
+names: list[str] = gdn.adapters.transformers.install(["qwen3_5", "kimi_linear"]) + gdn.adapters.transformers.register()
+with gdn.adapters.transformers.installed("qwen3_5") as replaced:
+    ran: int = gdn.adapters.transformers.calls[replaced[0]]
+gdn.adapters.transformers.uninstall()
+for f in (gdn.adapters.fla.chunk_gated_delta_rule, gdn.adapters.fla.fused_recurrent_gated_delta_rule):
+    out, final = f(q, q, q, g, beta=g.sigmoid(), cu_seqlens=[0, 1, 4], output_final_state=True)
+    assert final is not None and final.shape[0] == 2
+gdn.adapters.fla.chunk_kda(q, q, q, q, g, safe_gate=True)
+gdn.adapters.fla.fused_recurrent_kda(query=q, key=q, value=q)
+y, cache = gdn.adapters.fla.causal_conv1d_update(q[0, 0], *gdn.adapters.fla.causal_conv1d(q.flatten(2), q[0, 0])[:1])
+gdn.adapters.fla.as_module()
+out, state = gdn.adapters.torch.gated_delta_rule(q, q, q, g, g)
+out = gdn.adapters.torch.gated_delta_rule_update(q, q, q, g, g, state, recurrent=True)
+out = gdn.adapters.torch.rms_norm_gated(gdn.adapters.torch.causal_conv1d(q.flatten(2), q[0, 0]), out, g)
+weights, config = read_layer({"A_log": g}, "", {"model_type": "qwen3_5"}, {"gate": "softplus"})
+A, B, scale = from_peft("folder")[config.H_k]["qkv"][0]
+"""
+
+
+def test_programs_on_adapters(tmp_path):
+    """Programs that call the adapters pass mypy --strict, and what they get is not Any: a wrong use of it is an error."""
+    right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
+    right.write_text(ADAPTED)
+    wrong.write_text(ADAPTED + "names.nothing\nout.nothing\nweights.nothing\nscale.nothing\ncache.nothing\n")
+    command = "mypy", "--strict", "--follow-imports=silent"
+    done = run(*command, str(right))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run(*command, str(wrong)).stdout.count("has no attribute \"nothing\"") == 5

@@ -21,6 +21,9 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TypeAlias
 
 import torch
 
@@ -30,39 +33,57 @@ __all__ = ["as_module", "causal_conv1d", "causal_conv1d_update", "chunk_gated_de
            "fused_recurrent_gated_delta_rule", "fused_recurrent_kda"]
 
 
-def chunk_gated_delta_rule(q=None, k=None, v=None, g=None, beta=None, scale=None, initial_state=None, output_final_state=False,
-                           use_qk_l2norm_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
-                           state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, *,
-                           use_gate_in_kernel=False, A_log=None, dt_bias=None, chunk_size=64, head_first=None,
-                           transpose_state_layout=None, query=None, key=None, value=None, **unknown):
+Tensor: TypeAlias = torch.Tensor | None
+Boundaries: TypeAlias = torch.Tensor | Sequence[int] | None
+
+
+def chunk_gated_delta_rule(q: Tensor = None, k: Tensor = None, v: Tensor = None, g: Tensor = None, beta: Tensor = None,
+                           scale: float | None = None, initial_state: Tensor = None, output_final_state: bool = False,
+                           use_qk_l2norm_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
+                           allow_neg_eigval: bool = False, state_v_first: bool = False, cu_seqlens: Boundaries = None,
+                           cu_seqlens_cpu: Boundaries = None, chunk_indices: Boundaries = None, cp_context: object = None, *,
+                           use_gate_in_kernel: bool = False, A_log: Tensor = None, dt_bias: Tensor = None, chunk_size: int = 64,
+                           head_first: bool | None = None, transpose_state_layout: bool | None = None, query: Tensor = None,
+                           key: Tensor = None, value: Tensor = None, **unknown: object) -> tuple[torch.Tensor, Tensor]:
     """(out, final state or None) of the gated delta rule with one decay per head; see the module."""
     return _rule("chunk_gated_delta_rule", False, False, locals())
 
 
-def fused_recurrent_gated_delta_rule(q=None, k=None, v=None, g=None, gk=None, gv=None, beta=None, scale=None,
-                                     initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
-                                     use_gate_in_kernel=False, A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False,
-                                     allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, *, head_first=None,
-                                     transpose_state_layout=None, query=None, key=None, value=None, **unknown):
+def fused_recurrent_gated_delta_rule(q: Tensor = None, k: Tensor = None, v: Tensor = None, g: Tensor = None, gk: Tensor = None,
+                                     gv: Tensor = None, beta: Tensor = None, scale: float | None = None,
+                                     initial_state: Tensor = None, output_final_state: bool = False,
+                                     use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
+                                     A_log: Tensor = None, dt_bias: Tensor = None, use_beta_sigmoid_in_kernel: bool = False,
+                                     allow_neg_eigval: bool = False, state_v_first: bool = False, cu_seqlens: Boundaries = None,
+                                     *, head_first: bool | None = None, transpose_state_layout: bool | None = None,
+                                     query: Tensor = None, key: Tensor = None, value: Tensor = None,
+                                     **unknown: object) -> tuple[torch.Tensor, Tensor]:
     """`chunk_gated_delta_rule` token by token; g None is no decay, beta None is 1."""
     return _rule("fused_recurrent_gated_delta_rule", True, False, locals())
 
 
-def chunk_kda(q=None, k=None, v=None, g=None, beta=None, scale=None, initial_state=None, output_final_state=False,
-              use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False,
-              allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False,
-              return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, cp_context=None,
-              use_graph=False, max_num_seqs=None, *, A_log=None, dt_bias=None, chunk_indices=None, chunk_size=64,
-              head_first=None, transpose_state_layout=None, query=None, key=None, value=None, **unknown):
+def chunk_kda(q: Tensor = None, k: Tensor = None, v: Tensor = None, g: Tensor = None, beta: Tensor = None,
+              scale: float | None = None, initial_state: Tensor = None, output_final_state: bool = False,
+              use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
+              allow_neg_eigval: bool = False, safe_gate: bool = False, lower_bound: float | None = None,
+              disable_recompute: bool = False, return_intermediate_states: bool = False, state_v_first: bool = False,
+              cu_seqlens: Boundaries = None, cu_seqlens_cpu: Boundaries = None, cp_context: object = None,
+              use_graph: bool = False, max_num_seqs: int | None = None, *, A_log: Tensor = None, dt_bias: Tensor = None,
+              chunk_indices: Boundaries = None, chunk_size: int = 64, head_first: bool | None = None,
+              transpose_state_layout: bool | None = None, query: Tensor = None, key: Tensor = None, value: Tensor = None,
+              **unknown: object) -> tuple[torch.Tensor, Tensor]:
     """(out, final state or None) of Kimi Delta Attention, one decay per key channel; see the module."""
     return _rule("chunk_kda", False, True, locals())
 
 
-def fused_recurrent_kda(q=None, k=None, v=None, g=None, beta=None, A_log=None, dt_bias=None, scale=None, initial_state=None,
-                        output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False,
-                        use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, state_v_first=False,
-                        cu_seqlens=None, *, safe_gate=False, head_first=None, transpose_state_layout=None, query=None,
-                        key=None, value=None, **unknown):
+def fused_recurrent_kda(q: Tensor = None, k: Tensor = None, v: Tensor = None, g: Tensor = None, beta: Tensor = None,
+                        A_log: Tensor = None, dt_bias: Tensor = None, scale: float | None = None, initial_state: Tensor = None,
+                        output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+                        use_gate_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
+                        allow_neg_eigval: bool = False, lower_bound: float | None = None, state_v_first: bool = False,
+                        cu_seqlens: Boundaries = None, *, safe_gate: bool = False, head_first: bool | None = None,
+                        transpose_state_layout: bool | None = None, query: Tensor = None, key: Tensor = None,
+                        value: Tensor = None, **unknown: object) -> tuple[torch.Tensor, Tensor]:
     """`chunk_kda` token by token; g None is no decay, beta None is 1."""
     return _rule("fused_recurrent_kda", True, True, locals())
 
@@ -177,9 +198,11 @@ def _beta(function, recurrent, a):
     return beta.float().sigmoid() * (2 if a["allow_neg_eigval"] else 1) if logit else beta
 
 
-def causal_conv1d(x, weight=None, bias=None, residual=None, initial_state=None, output_final_state=False, activation=None,
-                  backend="triton", cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, *,
-                  seq_idx=None, **unknown):
+def causal_conv1d(x: torch.Tensor, weight: Tensor = None, bias: Tensor = None, residual: Tensor = None,
+                  initial_state: Tensor = None, output_final_state: bool = False, activation: str | None = None,
+                  backend: str | None = "triton", cu_seqlens: Boundaries = None, cu_seqlens_cpu: Boundaries = None,
+                  chunk_indices: Boundaries = None, cp_context: object = None, *, seq_idx: Boundaries = None,
+                  **unknown: object) -> tuple[torch.Tensor, Tensor]:
     """(out, final state or None) of the depthwise causal convolution, both in x's type.
 
     x, residual and out (B, T, D), or with D split over more axes; weight (D, W); bias (D,); activation "silu", "swish" or
@@ -215,7 +238,8 @@ def causal_conv1d(x, weight=None, bias=None, residual=None, initial_state=None, 
     return out, base.windows(flat, initial_state, weight.shape[1], cu_seqlens) if output_final_state else None
 
 
-def causal_conv1d_update(x, cache, residual=None, weight=None, bias=None, activation=None):
+def causal_conv1d_update(x: torch.Tensor, cache: torch.Tensor, residual: Tensor = None, weight: Tensor = None,
+                         bias: Tensor = None, activation: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, cache): `causal_conv1d` of one token a sequence on a cache (N, D, W) that is moved on in place.
 
     x and residual (N, D), (N, 1, D) or (1, N, D).
@@ -261,7 +285,7 @@ def _absent(module, name):
                          + ", ".join(x for x in __all__ if x != "as_module"))
 
 
-def as_module():
+def as_module() -> ModuleType:
     """Make `from fla.ops... import` find the functions above where FLA is not installed; the module `fla` is returned.
 
     For the rest of the process.  An installed FLA is found first and returned.  Call it before importing the code that

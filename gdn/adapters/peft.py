@@ -8,9 +8,11 @@ Needs the `safetensors` package.
 
 import json
 import re
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gdn.adapters.state_dict import NAMES
 
@@ -30,17 +32,17 @@ EXPECTED = {"peft_type": ("LORA",), "bias": ("none",),
             "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica")}
 
 
-class Adapter(dict):
+class Adapter(dict[int, dict[str, list[tuple[NDArray[np.float32], NDArray[np.float32], float]]]]):
     """{block: {projection: [(A, B, scale)]}}: a layer's ``lora``, in the checkpoint's order of heads, by block.
 
     others    modules that the adapter changes elsewhere, which is their owner's to apply
     """
 
-    def __init__(self):
-        self.others = []
+    def __init__(self) -> None:
+        self.others: list[str] = []
 
 
-def from_peft(folder):
+def from_peft(folder: str | PathLike[str]) -> Adapter:
     """The `Adapter` in a folder that peft has saved.  Its scale is alpha / r, or alpha / sqrt(r) where rsLoRA says so.
 
     ValueError: a field of the configuration or a tensor means something else than A, B and a scale (DoRA, biases, saved

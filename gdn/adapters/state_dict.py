@@ -1,9 +1,12 @@
 """Weights and configurations under transformers' names, as plain layer weights and config."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gdn import weight_layouts
 from gdn.adapters.fields import SILU, Fields, refuse_unread
@@ -34,7 +37,8 @@ OPTIONAL = ("conv_bias", *weight_layouts.JOINED["conv_bias"])
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def read_layer(weights, prefix, config, overrides=None):
+def read_layer(weights: Any, prefix: str, config: Any,
+               overrides: Mapping[str, Any] | None = None) -> tuple[dict[str, NDArray[np.float32]], LayerConfig]:
     """(weights, `gdn.LayerConfig`) for `gdn.GatedDeltaNet` or `gdn.KimiDeltaAttention`.
 
     weights   a mapping of names to arrays (numpy, torch, or anything numpy reads), or an open safetensors file

@@ -11,6 +11,7 @@ The ops `gdn::gated_delta_rule`, `gdn::gated_delta_rule_update`, `gdn::causal_co
 
 import collections
 import difflib
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,10 @@ import gdn
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 SILU = ("silu", "swish")
 
-calls = collections.Counter()
+calls: collections.Counter[str] = collections.Counter()
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     from gdn.adapters import fla
 
     if name in fla.__all__ and name != "as_module":
@@ -38,11 +39,11 @@ def unknown_keyword(function, name, known):
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
-def needs_gradient(*tensors):
+def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def check(x, name):
+def check(x: object, name: str) -> None:
     """TypeError unless x is a CPU tensor of one of TYPES."""
     if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
         raise TypeError(f"{name} must be a CPU tensor, got {x.device if isinstance(x, torch.Tensor) else type(x).__name__}")
@@ -74,7 +75,7 @@ def integers(x, name):
     return x.numpy()
 
 
-def boundaries(seq_idx, n_tokens):
+def boundaries(seq_idx: torch.Tensor, n_tokens: int) -> torch.Tensor:
     """cu_seqlens of seq_idx (1, T) or (T,), which numbers the sequence that each token belongs to."""
     index = torch.from_numpy(integers(seq_idx, "seq_idx"))
     if index.numel() != n_tokens or index.ndim > 2 or (index.ndim == 2 and index.shape[0] != 1):
@@ -182,7 +183,8 @@ def causal_conv1d_update(x: torch.Tensor, state: torch.Tensor, weight: torch.Ten
     return out
 
 
-def windows(x, state, columns, cu_seqlens=None):
+def windows(x: torch.Tensor, state: torch.Tensor | None, columns: int,
+            cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
     """The last `columns` inputs of every sequence, (N, C, columns) in x's type: those of x (B, T, C) behind the state's."""
     x = x.detach().transpose(1, 2)
     if cu_seqlens is None:

@@ -22,7 +22,9 @@ import functools
 import importlib
 import inspect
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -52,6 +54,8 @@ FAMILIES = {
 MEANINGLESS = {"num_items_in_batch", "output_hidden_states", "output_attentions", "output_router_logits", "max_length_q",
                "max_length_k", "position_ids", "position_embeddings", "input_ids", "use_cache", "is_causal"}
 BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+
+Families: TypeAlias = str | Iterable[str] | None
 
 _log = logging.getLogger(__name__)
 _said = set()
@@ -244,7 +248,7 @@ def _parameters(function):
     return list(inspect.signature(function).parameters)
 
 
-def install(families=None):
+def install(families: Families = None) -> list[str]:
     """Replace what `families` run (default: all of FAMILIES); the names "family.function" of all that is replaced, sorted.
 
     What is replaced already stays as it is.  ValueError for an unknown family, RuntimeError for a version of transformers
@@ -266,7 +270,7 @@ def install(families=None):
     return sorted(result)
 
 
-def uninstall(families=None):
+def uninstall(families: Families = None) -> None:
     """Put back what `install` replaced, unless something else has been put there since."""
     _said.clear()
     for owner, attribute, *_ in [t for f in _names(families) for t in _targets(f)]:
@@ -276,7 +280,7 @@ def uninstall(families=None):
 
 
 @contextlib.contextmanager
-def installed(families=None):
+def installed(families: Families = None) -> Iterator[list[str]]:
     """`install` for a `with` block, whose value is install's list; a family that was installed before stays so."""
     families = _names(families)
     new = [f for f in families if not any((owner, attribute) in _replaced for owner, attribute, *_ in _targets(f))]
@@ -314,7 +318,7 @@ LAYERS = {name: _kernel(name, make) for name, make in (
     ("fused_recurrent_kda", _recurrent), ("causal_conv1d_fn", _conv), ("causal_conv1d_update", _conv_update))}
 
 
-def register():
+def register() -> list[str]:
     """Put "cpu" entries for LAYERS into the `kernels` package's mapping; their names are returned.
 
     `from_pretrained(..., use_kernels=True)` and `model.set_use_kernels(True)` then take them up.  transformers 5.24 asks for
