@@ -378,6 +378,24 @@ def test_what_runs_the_original(caplog):
         assert caplog.text.count(reason) == 1
 
 
+def test_states_in_place():
+    """A layer's steps update its cache's state where it is; a function called alone leaves the state that it was given."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
+
+    model = model_tools.build("qwen3_5")
+    with torch.no_grad(), adapter.installed("qwen3_5"):
+        cache = model(tokens(2, 9), use_cache=True).cache
+        adapter.calls.clear()
+        model(tokens(2, 1), cache=cache, use_cache=True)
+        model(tokens(2, 3), cache=cache, use_cache=True)
+        assert adapter.calls["gdn::gated_delta_rule_update"] == 4 and "gdn::gated_delta_rule" not in adapter.calls
+        state = cache.layers[0].recurrent_states[0]
+        before, q, g = state.clone(), torch.randn(2, 1, 2, 16), -torch.rand(2, 1, 4)
+        for rule in (qwen.torch_recurrent_gated_delta_rule, qwen.torch_chunk_gated_delta_rule):
+            _, end = rule(q, q, torch.randn(2, 1, 4, 24), g, -g, initial_state=state, output_final_state=True)
+            assert torch.equal(state, before) and not torch.equal(end, before)
+
+
 def test_bad_calls_leave_the_state(caplog):
     from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 

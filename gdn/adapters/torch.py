@@ -54,7 +54,9 @@ def check(x: object, name: str) -> None:
 
 def array(x, name):
     """x as a float32 array, its own memory where it is one; None is None."""
-    return None if x is None else typed(x, name).to(torch.float32).numpy()
+    if x is not None:
+        check(x, name)
+        return x.detach().to(torch.float32).numpy()
 
 
 def typed(x, name):
@@ -62,7 +64,8 @@ def typed(x, name):
     if x is None:
         return None
     check(x, name)
-    return x.detach()
+    x = x.detach()
+    return x if x.dtype == torch.bfloat16 else x.numpy()        # DLPack costs a step more than numpy, which has no bfloat16
 
 
 def integers(x, name):
@@ -108,7 +111,7 @@ def _rule(q, k, v, g, beta, state, state_out, scale, recurrent, cu_seqlens, qk_l
     gdn.gated_delta_net(
         **arrays, state=_transposed(state), scale=scale, head_map="interleaved",
         mode="recurrent" if recurrent else "auto", cu_seqlens=integers(cu_seqlens, "cu_seqlens"),
-        qk_l2norm=qk_l2norm, out=out, state_out=_transposed(state_out))
+        qk_l2norm=qk_l2norm, out=typed(out, "out"), state_out=_transposed(state_out))
     return out
 
 
@@ -159,7 +162,7 @@ def _convolve(x, weight, bias, state, activation, cu_seqlens):
     out = _empty(x.shape, x.dtype)
     gdn.causal_conv1d(typed(x, "x"), array(weight, "weight"), array(bias, "bias"), typed(state, "state"),
                       activation="silu" if activation in SILU else activation,
-                      cu_seqlens=integers(cu_seqlens, "cu_seqlens"), out=out)
+                      cu_seqlens=integers(cu_seqlens, "cu_seqlens"), out=typed(out, "out"))
     return out
 
 
@@ -213,7 +216,7 @@ def rms_norm_gated(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
     calls["gdn::rms_norm_gated"] += 1
     out = _empty(x.shape, x.dtype)
     gdn.rms_norm_gated(typed(x, "x"), typed(gate, "gate"), array(weight, "weight"), eps,
-                       activation="silu" if activation in SILU else activation, out=out)
+                       activation="silu" if activation in SILU else activation, out=typed(out, "out"))
     return out
 
 

@@ -22,6 +22,7 @@ import functools
 import importlib
 import inspect
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -59,6 +60,7 @@ Families: TypeAlias = str | Iterable[str] | None
 
 _log = logging.getLogger(__name__)
 _said = set()
+_running = threading.local()            # state: that of the cache of the layer that runs, which is about to copy its end into it
 _replaced = {}                          # (owner, attribute): (what stood there, what stands there now)
 
 
@@ -112,7 +114,10 @@ def _rule(original, name, recurrent, q, k, v, g, beta, state, final, l2norm, opt
         return original(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=final,
                         use_qk_l2norm_in_kernel=l2norm, **chunk, **options)
     _count(name)
-    out, state = base.run(base.gated_delta_rule, q, k, v, g, beta, state, None, recurrent, _cuts(options, q.shape[1]), l2norm)
+    arguments = q, k, v, g, beta, state, None, recurrent, _cuts(options, q.shape[1]), l2norm
+    if final and state is not None and state is getattr(_running, "state", None) and state.dtype == torch.float32:
+        return base.gated_delta_rule_update(*arguments), state
+    out, state = base.run(base.gated_delta_rule, *arguments)
     return out, state if final else None
 
 
@@ -197,12 +202,18 @@ def _forget_gate(original, name):
 def _layer(original, name):
     def forward(self, hidden_states, cache=None, attention_mask=None, **kwargs):
         if any(kwargs.get(key) is not None for key in BOUNDARIES):
-            kwargs = _packed(name, hidden_states, kwargs.get("cache_params", cache), attention_mask, kwargs)
-        return original(self, hidden_states, cache, attention_mask, **kwargs)
+            kwargs = _packed(name, hidden_states, kwargs.get("cache_params", cache), kwargs)
+        if cache is None or torch.compiler.is_compiling():
+            return original(self, hidden_states, cache, attention_mask, **kwargs)
+        _running.state = cache.get_recurrent_state(self.layer_idx, state_idx=0)
+        try:
+            return original(self, hidden_states, cache, attention_mask, **kwargs)
+        finally:
+            _running.state = None
     return forward
 
 
-def _packed(name, hidden_states, cache, attention_mask, kwargs):
+def _packed(name, hidden_states, cache, kwargs):
     """The keywords of a packed call that can be done, else ValueError; boundaries of a single sequence are dropped."""
     n_seqs, n_tokens = hidden_states.shape[:2]
     if n_seqs != 1:
