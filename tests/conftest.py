@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from c_tools import Api
 from hypothesis import HealthCheck, settings
-from ring_model import Run
+from ring_tools import Run
 
 import gdn
 
@@ -20,10 +20,10 @@ def rng(request):
     return np.random.default_rng(list(request.node.nodeid.encode()))
 
 
-@pytest.fixture
-def one():
-    """A ring that holds sequence 0."""
-    run = Run()
+@pytest.fixture(params=["planes", "log"])
+def one(request):
+    """A ring of either form that holds sequence 0."""
+    run = Run(form=request.param)
     run.acquire(0)
     return run
 

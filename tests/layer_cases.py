@@ -31,8 +31,8 @@ class Case:
         self.layer = family_class(family).from_state_dict(self.weights, "", self.config)
         self.x, self.y = self.data["x"][0], self.data["y"][0]
 
-    def ring(self, n_slots=1, **options):
-        return gdn.StateRing.create(n_slots, n_layers=1, **self.layer.extents, **options)
+    def ring(self, n_slots=1, n_rollback=0, **options):
+        return gdn.StateRing.create(n_slots, n_rollback, n_layers=1, **self.layer.extents, **options)
 
 
 def run(layer, ring, x, seq_ids, positions=None, **options):

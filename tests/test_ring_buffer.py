@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from ring_model import EMPTY, EXTENTS, LAYERS, UNDO, Run, Truth, committed_row, fields, pool, read_rows, run_layers
+from ring_tools import EMPTY, EXTENTS, LAYERS, UNDO, Run, Truth, committed_row, fields, pool, read_rows, run_layers
 
 import gdn
 

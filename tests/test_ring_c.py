@@ -31,7 +31,7 @@ from c_tools import (
     check_null,
     numbers,
 )
-from ring_model import EXTENTS, fields
+from ring_tools import EXTENTS, fields
 
 import gdn
 

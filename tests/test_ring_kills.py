@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import mmap
 import os
 import resource
 import signal
@@ -11,8 +12,8 @@ import traceback
 
 import numpy as np
 import pytest
-from ring_model import fields
-from test_ring_processes import shared
+from ring_tools import fields, fork
+from test_ring_processes import shared, stat, until
 
 import gdn
 
@@ -91,7 +92,7 @@ def work(memory, worker, seed):
 
 
 def spawn(memory, worker, seed, errors):
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             os.dup2(errors, 2)
@@ -143,3 +144,67 @@ def test_killed_and_stopped_anywhere(form, n, tmp_path):
     assert not fields(memory)[1]["mark"].any() and min(ring.position(i) for i in ids) > 0
     for seq_id in ids:                          # every slot and every spare row is there to be had
         ring.begin([seq_id], [40]).abort()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end children with their parent")
+def test_workers_end_with_their_parent():
+    told, tell = os.pipe()
+    parent = fork()
+    if parent == 0:
+        worker = fork()
+        if worker != 0:
+            os.write(tell, str(worker).encode())
+        time.sleep(60)
+        os._exit(1)
+    worker = int(os.read(told, 20))
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+
+    def has_ended():
+        try:
+            return stat(worker)[0] in "ZX"
+        except FileNotFoundError:
+            return True
+    until(has_ended)
+
+
+@pytest.mark.parametrize("form", ["planes", "log"])
+def test_two_find_the_same_dead(form):
+    """Both ask whether an owner lives; who hears it first steps on, and the other takes nothing from it."""
+    rounds = 2000
+    memory, ring = shared(1, 1, form=form)
+    ring.acquire(0)
+    slots = fields(memory)[1]
+    at = np.frombuffer(mmap.mmap(-1, 3 * 64), np.int32)[::16]    # the round that is on, and those that each has done
+
+    def race(me):
+        for number in range(1, rounds + 1):
+            while at[0] < number:
+                os.sched_yield()
+            with contextlib.suppress(gdn.RingBusyError):
+                step = ring.begin([0], [1])
+                end = time.perf_counter() + 2e-5
+                while time.perf_counter() < end:
+                    pass
+                step.commit(written=True)
+            at[me] = number
+
+    pids = []
+    for me in (1, 2):
+        pids.append(fork())
+        if pids[-1] == 0:
+            code = 1
+            try:
+                race(me)
+                code = 0
+            finally:
+                os._exit(code)
+    for number in range(1, rounds + 1):
+        slots["touched"] = slots["n_tokens"] = slots["owner_start"] = 1
+        slots["owner"] = 2**22 + number                          # no process has such a number
+        slots["mark"] = 1
+        at[0] = number
+        while at[1:].min() < number and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            os.sched_yield()
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
+    assert ring.position(0) >= rounds

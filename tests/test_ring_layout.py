@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import missing
-from ring_model import EXTENTS, HEADER, READERS, SLOT, UNDO
+from ring_tools import EXTENTS, HEADER, READERS, SLOT, UNDO
 
 import gdn
 

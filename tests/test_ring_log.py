@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from ring_model import EMPTY, EXTENTS, LAYERS, Lengths, Run, fields, read_state, run_layers
+from ring_tools import EMPTY, EXTENTS, LAYERS, Lengths, Run, fields, fork, read_state, run_layers
 from test_ring_processes import child, kill, shared
 
 import gdn
@@ -343,7 +343,7 @@ def test_eight_processes():
     memory, ring = shared(16, 3, n_spare=3, **LOG)
     pids = []
     for worker in range(8):
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             code = 1
             try:

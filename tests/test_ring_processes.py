@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from ring_model import EMPTY, EXTENTS, LAYERS, Truth, committed_row, fields, read_rows, run_layers
+from ring_tools import EMPTY, EXTENTS, LAYERS, Truth, committed_row, fields, fork, read_rows, run_layers
 
 import gdn
 
@@ -33,7 +33,7 @@ def wait():
 def child(work, then=wait):
     """A forked child that runs work() and then waits to be killed; yields its process id when work() is done."""
     ready, done = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             kept = work()                       # kept: nothing it made may be finalised
@@ -135,7 +135,7 @@ def test_a_living_process_keeps_its_step_and_commits():
     for seq_id in (0, 1):
         ring.acquire(seq_id)
     (told, tell), (heard, say) = os.pipe(), os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             step = ring.begin([0, 1], [1, 2])
@@ -161,7 +161,7 @@ def test_a_forked_child_does_not_end_its_parents_step():
     memory, ring = shared(1)
     ring.acquire(0)
     step = ring.begin([0], [1])
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         code = 1
         try:
@@ -283,7 +283,7 @@ def test_killed_in_the_middle_of_a_commit(n_done):
 
 def child_that_commits(ring, n):
     """The process id of a child that commits a token of sequences 0..n-1 until it is killed."""
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             while True:
@@ -344,7 +344,7 @@ def test_processes_and_threads_share_the_lock():
     memory, ring = shared(8)
     pids = []
     for worker in range(4):
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             code = 1
             try:
