@@ -38,7 +38,7 @@ class Case:
 
     lengths     tokens of each sequence; all alike and packed False: not packed
     entries     of the log, each sequence's
-    trees       draw parents; else chains
+    trees       each sequence's parents, or True: drawn; else chains
     checkpoints (sequence, n) each; folds are those with n <= 0
     snapshots   K, or 0 for none
     rows_in     "rows", or "zeros" for -1
@@ -74,7 +74,8 @@ class Case:
             self.checkpoints[c] = (*self.checkpoints[c][:2], int(self.rows_in[(i + shift) % n_seqs]))
         self.parents = None
         if trees:
-            self.parents = np.concatenate([random_tree(rng, n) for n in lengths] + [np.empty(0, np.int64)])
+            drawn = [random_tree(rng, n) for n in lengths] if trees is True else trees
+            self.parents = np.concatenate([*drawn, []]).astype(np.int64)
         pool = sum(entries) + total + 5
         self.log = gdn.TokenLog.allocate(pool, H_k=H_k, H_v=H_v, S_k=S_k, S_v=S_v, per_channel=per_channel)
         if log_order == "apart":            # every axis with gaps, heads outermost
