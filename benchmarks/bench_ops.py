@@ -13,7 +13,8 @@ from benchmarks import ours, peers
 from benchmarks.check import check_conv, check_result
 from benchmarks.machine import cpu_name, level, levels
 from benchmarks.remote import Remote, clock
-from benchmarks.rows import PEER_BOUND, sgemm_of
+from benchmarks.rows.kernels import sgemm_of
+from benchmarks.rows.peers import PEER_BOUND
 from benchmarks.shapes import QWEN, SHAPES, conv_inputs, inputs
 
 THREADS = (1, 2)
