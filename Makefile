@@ -12,7 +12,7 @@ PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
 SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h gdn/native/*)
 
-.PHONY: demo serve build test test-cluster test-slow fuzz fuzz-bytes bench lint debug asan tsan asm old-cpu docs sdist wheel clean distclean help
+.PHONY: demo serve build test test-cluster test-slow soak fuzz fuzz-bytes bench lint debug asan tsan asm old-cpu docs sdist wheel clean distclean help
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test       the whole suite; EXTRAS=test leaves out the peers and torch"
 	@echo "make test-cluster  the example cluster on a local Ray"
 	@echo "make test-slow  the full grids and sweeps"
+	@echo "make soak       a hundred thousand steps of a ring in each form, checked against a replay"
 	@echo "make fuzz       random calls, GDN_FUZZ of them, and five times as many spoiled ones"
 	@echo "make fuzz-bytes  damaged rings, saved sequences and GGUF files, FUZZ_SECONDS of each (needs clang)"
 	@echo "make bench      times against the peers: JSON, a table of ratios, two plots"
@@ -71,6 +72,9 @@ test-cluster: build $(VENV)/.extras-$(EXTRAS) $(VENV)/.extras-cluster
 
 test-slow: build $(VENV)/.extras-$(EXTRAS)
 	$(PY) -m pytest -m slow $(ARGS)
+
+soak: build $(VENV)/.extras-$(EXTRAS)
+	$(PY) -m pytest -s -m slow tests/test_soak.py $(ARGS)
 
 fuzz: build $(VENV)/.extras-$(EXTRAS)
 	GDN_FUZZ=$(GDN_FUZZ) $(PY) -m pytest tests/test_fuzz.py $(ARGS)

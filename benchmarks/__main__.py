@@ -82,8 +82,9 @@ def main():
     if "plots" in parts:
         curves = plots.measure()
         write("plots", {"about": about, **curves})
-        plots.draw(curves, RESULTS, about["cpu"])
-        print("drew benchmarks/results/prompt.png and decode.png")
+        folder = ROOT / "docs" if args.write_docs else RESULTS
+        plots.draw(curves, folder, about["cpu"])
+        print(f"drew prompt.svg and decode.svg in {folder.relative_to(ROOT)}")
     if "cases" in parts:
         files = sorted(map(str, (ROOT / "benchmarks").glob("bench_*.py")))
         failed += subprocess.run([sys.executable, "-m", "pytest", "-q", *files, "--benchmark-columns=median,rounds",

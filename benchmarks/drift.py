@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.plots import pyplot, write_svg
 from gdn._drift import GATES, TYPES, measure
 
 FILE = Path(__file__).parents[1] / "docs" / "drift.svg"
@@ -11,11 +12,7 @@ BLOCK = 64              # tokens whose largest error is one point
 
 
 def draw(errors, file=FILE):
-    import matplotlib
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "gdn"
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
+    figure, axes = pyplot().subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
     for ax, form in zip(axes, ("planes", "log"), strict=True):
         for dtype, rounding in TYPES:
             y = errors[dtype, rounding, form][GATES.index(-1e-3)].reshape(-1, BLOCK).max(1)
@@ -25,7 +22,7 @@ def draw(errors, file=FILE):
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("largest error of 64 tokens")
     axes[0].legend(fontsize="small")
-    figure.savefig(file, metadata={"Date": None})
+    write_svg(figure, file)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Two curves as PNG: time per token over prompt length, and time of a decode step over the number of sequences."""
+"""Two curves as SVG: time per token over prompt length, and time of a decode step over the number of sequences."""
 
+import re
 import statistics
 
 import numpy as np
@@ -36,15 +37,28 @@ def measure():
     return curves
 
 
-def draw(curves, folder, machine):
-    """prompt.png and decode.png in folder."""
+def pyplot():
+    """matplotlib's, set up so that the same numbers give the same file."""
     import matplotlib
-    matplotlib.use("Agg")
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "gdn", "svg.fonttype": "none"})
     from matplotlib import pyplot
+    return pyplot
+
+
+def write_svg(figure, path):
+    """For the documents: coordinates to a tenth of a point, no date."""
+    figure.savefig(path, metadata={"Date": None})
+    path.write_text(re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", path.read_text()))
+
+
+def draw(curves, folder, machine):
+    """prompt.svg and decode.svg in folder."""
+    plot = pyplot()
     for key, x_label, y_label, title in (
             ("prompt", "prompt length, tokens", "microseconds a token", "Prefill, one layer"),
             ("decode", "sequences", "microseconds a step", "Decode, one layer")):
-        figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+        figure, axes = plot.subplots(figsize=(7, 4.5), layout="constrained")
         for name, points in curves[key].items():
             x, y = np.array(points).T
             axes.plot(x, y * 1e6, marker="o", label=name, linewidth=2.2 if name == "gdn" else 1.2)
@@ -55,5 +69,5 @@ def draw(curves, folder, machine):
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend()
-        figure.savefig(folder / f"{key}.png", dpi=120)
-        pyplot.close(figure)
+        write_svg(figure, folder / f"{key}.svg")
+        plot.close(figure)

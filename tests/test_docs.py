@@ -60,3 +60,14 @@ def test_c_compiles(page, text, tmp_path):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         assert re.match(r"https?://", target) or (page.parent / target).exists(), target
+
+
+def test_every_fault_has_its_tests():
+    rows = re.findall(r"^\| (?!fault|---)(.*?) \| (.*) \|$", (ROOT / "docs/FAULTS.md").read_text(), re.MULTILINE)
+    assert len(rows) > 90
+    for fault, tests in rows:
+        names = re.findall(r"`(\w+)::(\w+)`", tests)
+        assert names or tests.startswith("measured"), fault
+        for file, name in names:
+            path, = ROOT.glob(f"tests/**/test_{file}.py")
+            assert re.search(rf"^def test_{name}\(", path.read_text(), re.MULTILINE), f"{file}::{name}"

@@ -2,10 +2,13 @@
  * with FUZZ_SAVED, a saved sequence (loaded into a ring that must keep every bit if it refuses).
  *
  * The mutator sets count fields to values at the edges of their types and makes the checksums right again, so that what lies
- * behind them is reached. */
+ * behind them is reached.  With REPLAY it is a program without libFuzzer: it takes the files that it is given, each as it is and
+ * with every word of its start at every edge. */
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "crc.h"
 #include "gdn.h"
@@ -25,7 +28,9 @@ static void *copy_of(const void *data, size_t size, size_t offset)
 
 /* ---------------------------------------------------------------- the mutator */
 
-size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+static const int64_t edges[] = { 0, 1, -1, 2, 7, INT32_MAX, (int64_t)INT32_MAX + 1, INT32_MIN, INT64_MAX, INT64_MIN, UINT32_MAX,
+                                 1 << 28, INT64_C(1) << 40 };
+enum { N_EDGES = sizeof edges / sizeof *edges };
 
 static void make_whole(uint8_t *data, size_t size)
 {
@@ -47,18 +52,22 @@ static void make_whole(uint8_t *data, size_t size)
 #endif
 }
 
+#ifndef REPLAY
+
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed)
 {
-    static const int64_t edges[] = { 0, 1, -1, 2, 7, INT32_MAX, (int64_t)INT32_MAX + 1, INT32_MIN, INT64_MAX, INT64_MIN, UINT32_MAX,
-                                     1 << 28, INT64_C(1) << 40 };
     if (seed % 3 == 0 && size >= 16) {
         size_t width = seed & 8 ? 8 : 4, reach = seed & 16 ? size : size < 1024 ? size : 1024;
-        memcpy(data + (seed >> 8) % (reach - width + 1) / 4 * 4, &edges[(seed >> 4) % (sizeof edges / sizeof *edges)], width);
+        memcpy(data + (seed >> 8) % (reach - width + 1) / 4 * 4, &edges[(seed >> 4) % N_EDGES], width);
     } else
         size = LLVMFuzzerMutate(data, size, max_size);
     make_whole(data, size);
     return size;
 }
+
+#endif
 
 /* ---------------------------------------------------------------- every call on a ring */
 
@@ -196,9 +205,51 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             if ((i - n) / 8 % 4 == 3)
                 use_ring(ring);
         }
+    } else if (n >= N_HEADER) {                 /* tables may have been made anew; the layout and the rows are as they were */
+        int64_t rows = ((const gdn_ring_header *)(const void *)data)->ssm_offset;
+        int has_rows = rows >= N_HEADER && (size_t)rows < n;
+        if (memcmp(ring, data, N_LAYOUT) || (has_rows && memcmp((char *)ring + rows, data + rows, n - rows)))
+            abort();
     }
     free((char *)ring - 4);
     return 0;
+}
+
+#endif
+
+#ifdef REPLAY
+
+static void replay(const char *path)
+{
+    enum { REACH = 1024 };
+    uint8_t *data = malloc(1 << 20), *changed = malloc(1 << 20);
+    FILE *file = fopen(path, "rb");
+    size_t size;
+    if (file == NULL || data == NULL || changed == NULL)
+        abort();
+    size = fread(data, 1, 1 << 20, file);
+    fclose(file);
+    LLVMFuzzerTestOneInput(data, size);
+    for (size_t width = 4; width <= 8; width += 4)
+        for (size_t at = 0; at + width <= size && at < REACH; at += 4)
+            for (size_t edge = 0; edge < N_EDGES; edge++) {
+                memcpy(changed, data, size);
+                memcpy(changed + at, &edges[edge], width);
+                make_whole(changed, size);
+                alarm(1);                       /* the longest that any input may take */
+                LLVMFuzzerTestOneInput(changed, size);
+                alarm(0);
+            }
+    free(data);
+    free(changed);
+}
+
+int main(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        replay(argv[i]);
+    printf("%d files\n", argc - 1);
+    return argc < 2;
 }
 
 #endif
