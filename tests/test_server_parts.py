@@ -145,6 +145,26 @@ def test_choices_have_seeds_of_their_own(model):
     assert client.value("output_tokens_total") == 150
 
 
+def test_choices_begin_beside_drafts(model):
+    """The step that reads the last token of a kept prompt may verify drafts: other choices have not seen them."""
+    client, prompt = Client(model), b"Good night, good night, sweet prince! " * 4
+    client.submit(prompt, 1)
+    client.run()
+    job, drafted = client.submit(prompt, 20, temperature=0.9, seed=2, n=3), client.value("drafted_tokens_total")
+    client.turn()
+    assert job.n_cached == len(prompt) - 1 and client.value("drafted_tokens_total") > drafted
+    client.run()
+    assert [client.texts[job, i] for i in range(3)] == [alone(model, prompt, 20, 0.9, 2, i) for i in range(3)]
+
+
+def test_states_are_in_a_log_within_their_bytes(model):
+    client = Client(model)
+    ring, states = client.engine.ring, client.engine.states
+    assert ring.form == "log" and ring.n_spare == SMALL["n_active"] and states.n_kept > 24
+    without = Client(model, prefix_bytes=0).engine.ring.nbytes
+    assert ring.nbytes - without <= SMALL["prefix_bytes"] < ring.nbytes - without + 2 * states.slot_nbytes
+
+
 def test_choices_wait_for_slots_and_refuse_what_never_fits(model):
     client = Client(model)
     jobs = [client.submit(b"A" * 50, 5, temperature=1, n=4) for _ in range(5)]

@@ -41,11 +41,13 @@ class Prefill:
         try:
             while n < len(text):
                 piece = text[n:n + self.piece]
-                self.states.run(self.model, np.frombuffer(piece, np.uint8), gdn.Batch([seq_id] * len(piece)), [], [])
                 n += len(piece)
-                if n < len(text) and self.prefixes.most and not self.prefixes.has(text[:n]):
-                    self.prefixes.make_room(1)
-                    self.prefixes.keep(text[:n], self.states.copy(seq_id))
+                kept = n < len(text) and self.prefixes.most > 0 and not self.prefixes.has(text[:n])
+                self.prefixes.make_room(kept)
+                _, new_ids = self.states.run(self.model, np.frombuffer(piece, np.uint8), gdn.Batch([seq_id] * len(piece)), [],
+                                             [(seq_id, len(piece))] if kept else [])
+                for new_id in new_ids:
+                    self.prefixes.keep(text[:n], new_id)
             data = np.frombuffer(self.states.save(seq_id), np.uint8)
         except BaseException:
             self.states.ring.release(seq_id)

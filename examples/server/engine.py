@@ -41,8 +41,7 @@ class Engine:
         if settings.step_tokens < settings.n_active + settings.draft_tokens + settings.piece:
             raise ValueError(f"step_tokens = {settings.step_tokens} must hold n_active + draft_tokens + piece")
         self.model, self.settings, self.metrics, self.post = model, settings, metrics, post
-        n_rollback = max(settings.n_draft, int(settings.prefix_bytes > 0))      # the state before a prompt's last token is kept
-        self.states = States(model.layers, settings.n_active, settings.prefix_bytes, n_rollback)
+        self.states = States(model.layers, settings.n_active, settings.prefix_bytes, settings.n_draft)
         self.ring = self.states.ring
         self.prefixes = Prefixes(self.states.n_kept, self.ring.release)
         self.queue = collections.deque()       # Jobs that wait; the lock's
@@ -214,23 +213,30 @@ class Engine:
 
     def _step(self):
         began, plan = time.perf_counter(), self._plan()
-        tokens, ids, rows, forks = bytearray(), [], [], []
+        tokens, ids, rows, kept, born = bytearray(), [], [], [], []
         for s, n, drafts in plan:
             tokens += s.text[s.n_seen:s.n_seen + n] + drafts
             ids += [s.seq_id] * (n + len(drafts))
             if s.n_seen + n == len(s.text):
-                rows += range(len(tokens) - len(drafts) - 1, len(tokens))
-            forks += self._forks(s, n)
-        forks = forks[:self.states.n_kept]
-        self.prefixes.make_room(len(forks))
+                last = len(tokens) - len(drafts) - 1
+                rows += range(last, len(tokens))
+                born += [(s, n, other, last) for other in s.siblings()]
+            kept += self._worth_keeping(s, n)
+        kept = kept[:self.states.n_kept]
+        self.prefixes.make_room(len(kept))
+        rows += [last for *_, last in born]
         logits, new_ids = self.states.run(self.model, np.frombuffer(tokens, np.uint8), gdn.Batch(ids), rows,
-                                          [(s.seq_id, n) for s, n in forks])
-        for (s, n), new_id in zip(forks, new_ids, strict=True):
+                                          [(s.seq_id, n) for s, n, *_ in kept + born])
+        for (s, n), new_id in zip(kept, new_ids[:len(kept)], strict=True):
             self.prefixes.keep(s.text[:s.n_seen + n], new_id)
+        for (s, n, other, _), new_id in zip(born, new_ids[len(kept):], strict=True):
+            other.seq_id, other.n_seen = new_id, s.n_seen + n
+            self.running.append(other)
+            plan.append((other, 0, b""))
         self._advance(plan, logits)
         self.metrics.step_seconds.observe(time.perf_counter() - began)
 
-    def _forks(self, s, n):
+    def _worth_keeping(self, s, n):
         """Where a piece of a prompt ends its state is kept; of a whole prompt, the one before the last token."""
         if n == 1 or not self.states.n_kept:
             return []
@@ -247,10 +253,6 @@ class Engine:
             if s.n_waiting:
                 continue
             chosen, at = tokens[at:at + len(drafts) + 1], at + len(drafts) + 1
-            siblings = s.job.sequences[1:] if s.n_output == 0 and s is s.job.sequences[0] else ()
-            for other in siblings:
-                self._begin_sibling(s, other, logits[at - 1:at])
-                n_output += other.n_output
             n_output -= len(s.text)
             accepted = self._accept(s, chosen, drafts)
             n_output += len(s.text)
@@ -258,8 +260,7 @@ class Engine:
                 s.drafting.record(len(drafts), accepted)
                 self.metrics.drafted.inc(len(drafts))
                 self.metrics.accepted.inc(accepted)
-            for sequence in (s, *siblings):
-                self._deliver(sequence)
+            self._deliver(s)
         self.metrics.prompt_tokens.inc(n_prompt)
         self.metrics.output_tokens.inc(n_output)
 
@@ -280,12 +281,6 @@ class Engine:
             self.ring.rollback(s.seq_id, len(drafts) - accepted)
         s.n_seen += accepted
         return accepted
-
-    def _begin_sibling(self, s, other, logits):
-        other.seq_id, other.n_seen = self.states.copy(s.seq_id), s.n_seen
-        tokens, _ = sampling.choose(logits, other.scaled_noise(1))
-        other.add(int(tokens[0]))
-        self.running.append(other)
 
     def _deliver(self, s):
         out, job = s.unsent(), s.job

@@ -32,6 +32,10 @@ class Sequence:
         """Tokens that the state has not seen: the rest of the prompt, or the newest token."""
         return len(self.text) - self.n_seen
 
+    def siblings(self):
+        """The other choices of a request whose prompt has been read: they begin where its first one stands."""
+        return [s for s in self.job.sequences if s.seq_id is None] if not self.n_output else []
+
     def draft(self, most):
         n = min(self.drafting.next(), most, self.end - len(self.text) - 1)
         return draft(self.text, n) if n > 0 else b""
