@@ -1,15 +1,12 @@
-"""gdn.adapters.fla against the float64 reference: every parameter of FLA's functions, and the sizes its own tests run."""
+"""gdn.adapters.fla against the float64 reference: every parameter of FLA's functions, and what is refused."""
 
 import importlib
 import inspect
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from helpers import assert_close, missing
-
-import gdn
 
 try:
     import torch
@@ -17,102 +14,9 @@ try:
 except ImportError as error:
     missing(error)
 
+from fla_tools import FUNCTIONS, bf16, compare, conv_reference, f16, f32, inputs, numpy, reference
+
 from gdn.adapters import fla
-
-f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
-ROUNDING = {f32: 1e-5, f16: 2**-10, bf16: 2**-7}
-FUNCTIONS = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda"]
-
-
-def inputs(B, T, H, HV, K, V, per_channel, dtype=f32, seed=0, normalizer=1.0, mask_p=0.0, n_states=None):
-    torch.manual_seed(seed)
-    g = F.logsigmoid(torch.randn((B, T, HV, K) if per_channel else (B, T, HV))) / normalizer
-    q, k = (F.normalize(torch.randn(B, T, H, K), dim=-1).to(dtype) for _ in range(2))
-    return {"q": q, "k": k, "v": torch.randn(B, T, HV, V).to(dtype),
-            "g": g * (torch.rand_like(g) >= mask_p), "beta": torch.rand(B, T, HV).to(dtype),
-            "initial_state": torch.randn(n_states or B, HV, K, V)}
-
-
-def numpy(x):
-    return x.float().numpy()
-
-
-def reference(q, k, v, g, beta, initial_state=None, scale=None, cu_seqlens=None, l2norm=False):
-    """(out, final state [key][value]) in float64, sequence by sequence."""
-    cuts = [(i, slice(None), slice(i, i + 1)) for i in range(len(q))] if cu_seqlens is None else [
-        (0, slice(a, b), slice(n, n + 1)) for n, (a, b) in enumerate(zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True))]
-    outs, states = [], []
-    for row, tokens, n in cuts:
-        arrays = [numpy(x)[row:row + 1, tokens] for x in (q, k, v, g, beta)]
-        state = None if initial_state is None else numpy(initial_state)[n].swapaxes(-1, -2)
-        out, end = gdn.reference.recurrent(*arrays, state, scale=scale, head_map="interleaved", qk_l2norm=l2norm)
-        outs.append(out)
-        states.append(end.swapaxes(-1, -2))
-    return np.concatenate(outs, 1 if cu_seqlens is not None else 0), np.concatenate(states)
-
-
-def compare(name, case, expected, dtype=f32, **options):
-    out, final = getattr(fla, name)(**case, output_final_state=True, **options)
-    assert out.dtype == case["q"].dtype and final.dtype == f32 and final.is_contiguous()
-    assert_close(numpy(out), expected[0], name, 2 * ROUNDING[dtype])
-    assert_close(numpy(final), expected[1], name, 2e-5)
-
-
-def sizes(*rows, limit=2e8):
-    """Cases as parameters, the long ones for the slow run; a row is (B, T, H, HV, D, ...)."""
-    return [pytest.param(*row, id="-".join(map(str, row)), marks=[pytest.mark.slow] * (B * T * HV * D**2 > limit))
-            for row in rows for B, T, _, HV, D, *_ in [row]]
-
-
-@pytest.mark.parametrize("D", [32, 100, *(pytest.param(D, marks=pytest.mark.slow) for D in (64, 256))])
-@pytest.mark.parametrize("T", [1, 15, 63, pytest.param(300, marks=pytest.mark.slow)])
-def test_recurrent_sizes(T, D):
-    for normalizer in (1, 0.1, 10):
-        for dtype in (f32, f16):
-            case = inputs(2, T, 2, 4, D, D, False, dtype, normalizer=normalizer)
-            compare("fused_recurrent_gated_delta_rule", case, reference(**case, scale=1), dtype, scale=1)
-    case |= {"q": 3 * torch.randn(2, T, 2, D), "k": 3 * torch.randn(2, T, 2, D)}       # float32 beside float16
-    compare("fused_recurrent_gated_delta_rule", case, reference(**case, scale=1, l2norm=True), f16, scale=1,
-            use_qk_l2norm_in_kernel=True)
-
-
-@pytest.mark.parametrize("D", [32, 100, *(pytest.param(D, marks=pytest.mark.slow) for D in (64, 256))])
-@pytest.mark.parametrize("T", [1, 15, 63, pytest.param(300, marks=pytest.mark.slow)])
-def test_chunk_sizes(T, D):
-    for normalizer, mask_p in ((1, 0), (0.1, 0.5), (10, 0), (1, 0.5)):
-        case = inputs(2, T, 2, 2, D, D, False, f16, normalizer=normalizer, mask_p=mask_p)
-        case["beta"] = torch.ones(2, T, 2, dtype=f16)
-        for scale in (1, 0.1):
-            compare("chunk_gated_delta_rule", case, reference(**case, scale=scale), f16, scale=scale)
-
-
-@pytest.mark.parametrize(("B", "T", "H", "HV", "D", "scale", "normalizer", "l2norm"), sizes(
-    (1, 64, 1, 1, 64, 1, 1, False), (2, 512, 3, 3, 60, 1, 1, False), (3, 1000, 4, 4, 100, 0.1, 1, True),
-    (4, 1024, 4, 4, 128, 0.1, 1, False), (2, 70, 2, 4, 64, 1, 1, True)))
-def test_recurrent_kda_sizes(B, T, H, HV, D, scale, normalizer, l2norm):
-    case = inputs(B, T, H, HV, D, D, True, normalizer=normalizer)
-    expected = reference(**case, scale=scale, l2norm=l2norm)
-    compare("fused_recurrent_kda", case, expected, scale=scale, use_qk_l2norm_in_kernel=l2norm)
-
-
-@pytest.mark.parametrize(("B", "T", "H", "HV", "D", "scale", "normalizer", "mask_p", "l2norm", "gate", "bound"), sizes(
-    (1, 63, 1, 1, 64, 1, 1, 0, False, False, None), (2, 500, 3, 3, 60, 1, 1, 0, False, False, None),
-    (2, 1000, 3, 3, 64, 0.1, 1, 0.5, False, False, None), (3, 1024, 4, 4, 100, 1, 0.1, 0, False, False, None),
-    (4, 1024, 4, 4, 128, 0.1, 1, 0, True, False, None), (2, 1500, 4, 4, 128, 0.1, 10, 0, False, True, None),
-    (4, 2048, 8, 8, 64, 0.1, 1, 0, False, True, None), (1, 200, 2, 4, 64, 1, 1, 0, True, True, -5.0),
-    (1, 100, 2, 4, 64, 1, 1, 0.5, False, False, -5.0)))
-def test_chunk_kda_sizes(B, T, H, HV, D, scale, normalizer, mask_p, l2norm, gate, bound):
-    case, options = inputs(B, T, H, HV, D, D, True, f16, normalizer=normalizer, mask_p=mask_p), {}
-    expected = dict(case)
-    if gate:
-        case["g"], options = torch.randn(B, T, HV, D), {"A_log": torch.randn(HV), "dt_bias": torch.randn(HV * D)}
-        x = case["g"].double() + options["dt_bias"].double().view(HV, D)
-        a = options["A_log"].double().exp()[:, None]
-        expected["g"] = (-a * F.softplus(x) if bound is None else bound * torch.sigmoid(a * x)).float()
-    elif bound is not None:
-        case["g"] = expected["g"] = case["g"].clamp(bound, 0)
-    compare("chunk_kda", case, reference(**expected, scale=scale, l2norm=l2norm), f16, scale=scale, lower_bound=bound,
-            use_qk_l2norm_in_kernel=l2norm, use_gate_in_kernel=gate, safe_gate=bound is not None, **options)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -201,41 +105,6 @@ def test_names_of_the_base():
             getattr(base, name)
 
 
-def conv_reference(x, weight, bias, state, activation):
-    """(out, last W inputs) in float64 of x (B, T, D) after state (B, D, W)."""
-    W = weight.shape[1]
-    full = torch.cat([torch.zeros(len(x), x.shape[2], W) if state is None else state.float(), x.transpose(1, 2).float()], -1)
-    y = torch.einsum("bdtw,dw->bdt", full.double().unfold(2, W, 1), weight.double())[:, :, 1:]
-    y = y if bias is None else y + bias.double()[:, None]
-    return (F.silu(y) if activation else y).transpose(1, 2), full[:, :, -W:]
-
-
-@pytest.mark.parametrize(("B", "T", "D", "W", "activation", "bias", "residual", "dtype"), [
-    (2, 64, 128, 3, "swish", True, True, f32), (2, 128, 128, 4, "swish", False, True, f32),
-    (2, 500, 1024, 3, None, True, True, f32), (2, 64, 128, 3, None, True, False, f16),
-    (2, 128, 128, 4, "silu", False, False, bf16), (2, 2, 128, 4, "swish", True, True, f32),
-    (2, 3, 128, 4, "swish", True, True, f32), (2, 1, 128, 3, "swish", True, True, f32),
-    (1, 9, 20, 1, None, False, False, f32)])
-def test_convolution(B, T, D, W, activation, bias, residual, dtype):
-    torch.manual_seed(0)
-    x, weight = torch.randn(B, T, D).to(dtype), torch.randn(D, W).to(dtype)
-    bias, residual = torch.randn(D).to(dtype) if bias else None, torch.randn(B, T, D).to(dtype) if residual else None
-    for state in (None, torch.randn(B, D, W).to(dtype)):
-        expected, end = conv_reference(x, weight, bias, state, activation)
-        expected = expected if residual is None else expected + residual
-        for tokens in (x, x.view(B, T, 4, -1)):
-            rest = None if residual is None else residual.view(tokens.shape)
-            out, final = fla.causal_conv1d(tokens, weight, bias, rest, state, True, activation)
-            assert out.shape == tokens.shape and out.dtype == final.dtype == dtype
-            assert_close(numpy(out.flatten(2)), expected.numpy(), "out", 3 * ROUNDING[dtype])
-            assert torch.equal(final.float(), end)
-        assert fla.causal_conv1d(x, weight, bias, None, state, activation=activation, backend="cuda")[1] is None
-    cache, before, token = state.clone(), state.clone(), x[:, :1]
-    out, returned = fla.causal_conv1d_update(token, cache, None, weight, bias, activation)
-    assert returned is cache and torch.equal(cache, torch.cat([before[:, :, 1:], token.transpose(1, 2)], -1))
-    assert_close(numpy(out), conv_reference(token, weight, bias, before, activation)[0].numpy(), "step", 3 * ROUNDING[dtype])
-
-
 @pytest.mark.parametrize("given", ["cu_seqlens", "seq_idx", "both"])
 def test_packed_convolution(given):
     torch.manual_seed(0)
@@ -292,7 +161,8 @@ def test_bad_input(name):
     if "kda" in name:
         bad.append(("bound", {"use_gate_in_kernel": True, "lower_bound": 0.5}, ValueError, "lower_bound must be below 0"))
     if name == "fused_recurrent_gated_delta_rule":
-        bad += [(key, {key: case["g"]}, TypeError, key) for key in ("gk", "gv")]
+        bad += [(key, {key: case["g"]}, ValueError, f"{key} must have the shape") for key in ("gk", "gv")]
+        bad += [(key, {key: case["v"].double()}, TypeError, f"{key} must hold float32") for key in ("gk", "gv")]
     if "chunk" in name:
         bad += [("g", {"g": None}, TypeError, "missing g"), ("beta", {"beta": None}, TypeError, "missing beta"),
                 ("size", {"chunk_size": 0}, ValueError, "chunk_size")]

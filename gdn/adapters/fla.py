@@ -8,9 +8,9 @@ multiple of H_k, key heads serving consecutive value heads; beta (B, T, H_v); g 
 (B, T, H_v, S_k), as the KDA functions have it; states (N, H_v, S_k, S_v), final ones float32; with cu_seqlens (N + 1,) B is 1
 and N sequences lie packed.  float32, float16 or bfloat16, out in q's type.  `query`, `key` and `value` are other names of q,
 k and v.  Done inside: scale, the L2 norm of q and k, the gate of A_log, dt_bias and lower_bound, beta's sigmoid and its
-doubling (allow_neg_eigval), state_v_first (of old, transpose_state_layout).  Hints that change no result are taken and have
-no effect: chunk_size, chunk_indices, cu_seqlens_cpu, disable_recompute, backend, safe_gate and lower_bound without an
-in-kernel gate.
+doubling (allow_neg_eigval), gk and gv, state_v_first (of old, transpose_state_layout).  Hints that change no result are
+taken and have no effect: chunk_size, chunk_indices, cu_seqlens_cpu, disable_recompute, backend, safe_gate and lower_bound
+without an in-kernel gate.
 
 ValueError for shapes and values that do not fit, TypeError for other tensors and for an argument that means something which
 is not done here (named, as is the nearest keyword for an unknown one), RuntimeError where a gradient would be lost.  All
@@ -58,7 +58,10 @@ def fused_recurrent_gated_delta_rule(q: Tensor = None, k: Tensor = None, v: Tens
                                      *, head_first: bool | None = None, transpose_state_layout: bool | None = None,
                                      query: Tensor = None, key: Tensor = None, value: Tensor = None,
                                      **unknown: object) -> tuple[torch.Tensor, Tensor]:
-    """`chunk_gated_delta_rule` token by token; g None is no decay, beta None is 1."""
+    """`chunk_gated_delta_rule` token by token; g None is no decay, beta None is 1.
+
+    gk (B, T, H_v, S_k) and gv (B, T, H_v, S_v), log decays of key and value channels, are added to g.
+    """
     return _rule("fused_recurrent_gated_delta_rule", True, False, locals())
 
 
@@ -89,7 +92,7 @@ def fused_recurrent_kda(q: Tensor = None, k: Tensor = None, v: Tensor = None, g:
 
 
 # Arguments that mean something which is not done here, unless they are off.
-REFUSED = ("cp_context", "gk", "gv", "head_first", "max_num_seqs", "return_intermediate_states", "use_graph")
+REFUSED = ("cp_context", "head_first", "max_num_seqs", "return_intermediate_states", "use_graph")
 
 
 def _refuse(function, arguments):
@@ -113,7 +116,7 @@ def _refuse(function, arguments):
 def _rule(function, recurrent, per_channel, a):
     _refuse(function, a)
     _check_hints(a)
-    q, v = a["q"], a["v"]
+    v = a["v"]
     for name in ("q", "k", "v", "initial_state"):
         if a[name] is not None:
             base.check(a[name], name)
@@ -121,15 +124,30 @@ def _rule(function, recurrent, per_channel, a):
                 raise ValueError(f"{name} must have 4 axes, got the shape {tuple(a[name].shape)}")
     state_v_first = _state_v_first(function, a)
     state = a["initial_state"]
+    if state is not None and state_v_first:
+        state = state.transpose(-1, -2)
+    g, beta = _gate(function, recurrent, per_channel, a), _beta(function, recurrent, a)
+    by_column = a.get("gv") is not None
+    if by_column:
+        v, g, beta, state = _columns(v, g, a["gv"], beta, state)
     out, final = base.run(
-        base.gated_delta_rule, q, a["k"], v, _gate(function, recurrent, per_channel, a), _beta(function, recurrent, a),
-        state.transpose(-1, -2) if state is not None and state_v_first else state,
-        None if a["scale"] is None else float(a["scale"]), recurrent, a["cu_seqlens"], bool(a["use_qk_l2norm_in_kernel"]))
+        base.gated_delta_rule, a["q"], a["k"], v, g, beta, state, None if a["scale"] is None else float(a["scale"]), recurrent,
+        a["cu_seqlens"], bool(a["use_qk_l2norm_in_kernel"]))
+    if by_column:
+        out, final = out.view(a["v"].shape), final.view(-1, *a["v"].shape[2:], final.shape[2]).transpose(-1, -2)
     if not a["output_final_state"]:
-        final = None
-    elif state_v_first:
-        final = final.transpose(-1, -2).contiguous()
-    return out, final
+        return out, None
+    return out, (final.transpose(-1, -2) if state_v_first else final).contiguous()
+
+
+def _columns(v, g, gv, beta, state):
+    """The same with a head for every value column, whose decay is its own; key heads serve consecutive ones as before."""
+    base.check(gv, "gv")
+    if gv.shape != v.shape:
+        raise ValueError(f"gv must have the shape {tuple(v.shape)}, got {tuple(gv.shape)}")
+    g = (g.unsqueeze(3) + (gv if g.ndim == 3 else gv.unsqueeze(4))).flatten(2, 3)
+    state = None if state is None else state.transpose(-1, -2).flatten(1, 2).unsqueeze(3)
+    return v.flatten(2).unsqueeze(3), g, beta.repeat_interleave(v.shape[3], 2), state
 
 
 def _state_v_first(function, a):
@@ -151,7 +169,18 @@ def _check_hints(a):
 
 
 def _gate(function, recurrent, per_channel, a):
-    """The log decay: g itself, or what A_log, dt_bias and lower_bound make of it."""
+    """The log decay: g itself, or what A_log, dt_bias and lower_bound make of it; gk added."""
+    g, gk = _gate_of_g(function, recurrent, per_channel, a), a.get("gk")
+    if gk is None:
+        return g
+    base.check(gk, "gk")
+    channels = *a["v"].shape[:3], a["q"].shape[3]
+    if gk.shape != channels:
+        raise ValueError(f"gk must have the shape {channels}, got {tuple(gk.shape)}")
+    return gk if a["g"] is None else gk + (g if g.ndim == 4 else g.unsqueeze(3))
+
+
+def _gate_of_g(function, recurrent, per_channel, a):
     q, v, g = a["q"], a["v"], a["g"]
     scalar, channels = v.shape[:3], (*v.shape[:3], q.shape[3])
     shape = channels if per_channel else scalar
