@@ -12,7 +12,7 @@ PIP     = $(PY) -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
 
 SOURCES := setup.py $(wildcard gdn/*.pyx gdn/*.pxd gdn/*/*.pxi gdn/*/*.pxd gdn/*/*.h gdn/native/*)
 
-.PHONY: demo serve build test test-cluster test-slow soak fuzz fuzz-bytes bench lint debug asan tsan asm old-cpu docs sdist wheel clean distclean help
+.PHONY: demo serve build test test-cluster test-slow soak fuzz fuzz-bytes bench lint debug asan asan-short tsan asm old-cpu aarch64 docs sdist wheel clean distclean help
 .DELETE_ON_ERROR:
 
 help:
@@ -28,9 +28,11 @@ help:
 	@echo "make lint       ruff and cython-lint"
 	@echo "make debug      a build with bounds checks and asserts, and the suite against it"
 	@echo "make asan       a build with AddressSanitizer and UBSan, and the suite against it"
+	@echo "make asan-short  the same build, a few files of the suite (three minutes) and the C programs"
 	@echo "make tsan       libgdn with ThreadSanitizer, under the C programs' threads"
 	@echo "make asm        look for register spills in the hot loops of every level"
 	@echo "make old-cpu    the base level under an emulated CPU without AVX (needs qemu-x86_64-static)"
+	@echo "make aarch64    libgdn for aarch64, and the C programs under emulation (needs gcc-aarch64-linux-gnu, qemu-user-static)"
 	@echo "make docs       the documents as a site, in build/site"
 	@echo "make libgdn     the C library, and the plug-in of llama.cpp, in gdn/lib; make install-libgdn PREFIX=/usr/local"
 	@echo "make sdist, make wheel, make clean, make distclean"
@@ -112,6 +114,12 @@ asan: build $(VENV)/.extras-$(EXTRAS)
 	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1; export ASAN_OPTIONS UBSAN_OPTIONS; \
 	$(call c-hosts,asan,address$(comma)undefined)
 
+# What CI runs of it: kernels, rings, files, C programs.
+asan-short: ASAN_TESTS = tests/test_delta_shapes.py tests/test_conv.py tests/test_rows.py tests/test_log_conv.py \
+                         tests/test_ring.py tests/test_ring_buffer.py tests/test_ring_log.py tests/test_ring_steps.py \
+                         tests/test_ring_c.py tests/test_gguf_damaged.py tests/test_corpus.py
+asan-short: asan
+
 # libgdn alone, without OpenMP, whose runtime ThreadSanitizer cannot see into: threads are those of the C programs.
 comma := ,
 tsan: $(VENV)/.installed
@@ -141,12 +149,23 @@ asm: build
 old-cpu: build
 	qemu-x86_64-static -cpu Nehalem $(PY) -m gdn check
 
+# The extension modules too; they need a Python of that machine to run.
+AARCH64 := aarch64-linux-gnu
+aarch64: build
+	CC=$(AARCH64)-gcc LDSHARED="$(AARCH64)-gcc -shared" _PYTHON_HOST_PLATFORM=linux-aarch64 \
+	SETUPTOOLS_EXT_SUFFIX=.$(AARCH64).so \
+	$(PY) setup.py -q build --build-base build/aarch64 --build-lib build/aarch64/lib build_ext -j$(JOBS)
+	set -e; for program in threads pool; do \
+	$(AARCH64)-gcc -O2 -std=gnu11 -Wall -Wextra -Werror -DGDN_LIBRARY -Igdn/include examples/c_host/$$program.c \
+		-o build/aarch64/$$program build/aarch64/lib/gdn/lib/libgdn.so -lpthread -lm; \
+	qemu-aarch64-static -L /usr/$(AARCH64) -E LD_LIBRARY_PATH=build/aarch64/lib/gdn/lib build/aarch64/$$program; done
+
 docs: $(VENV)/.extras-docs
 	$(PY) -m mkdocs build -q --strict
 
 sdist: $(VENV)/.installed
 	$(PIP) build
-	$(PY) -m build --sdist
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(PY) -m build --sdist
 
 # libgdn.so and the plug-in of ggml, in gdn/lib; they need no Python to run.
 libgdn: build

@@ -1,10 +1,12 @@
 """Build of the extension modules: one kernel source, compiled once per instruction set; OpenMP where there is any."""
 
+import gzip
 import os
 import platform
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 DEBUG = os.environ.get("GDN_DEBUG") == "1"          # boundscheck and asserts, for `make debug`
 SANITIZE = os.environ.get("GDN_SANITIZE", "")       # "address,undefined" or "thread", for `make asan` and `make tsan`
-X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
+MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM") or platform.machine()     # the former where it is built for another one
+X86 = MACHINE.lower().endswith(("x86_64", "amd64", "i686"))
 LEVELS = {"base": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
 # A level's functions are what the source says: `cdef inline` is inlined, anything else a function of its own, so that none
 # changes another's registers; and tiles become registers only when every loop over them, 8 rows at most, is unrolled,
@@ -129,9 +133,29 @@ class BuildExt(build_ext):
         return True
 
 
+class Sdist(sdist):
+    """With SOURCE_DATE_EPOCH the archive's bytes follow from the sources alone."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        if "SOURCE_DATE_EPOCH" not in os.environ:
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+        epoch = int(os.environ["SOURCE_DATE_EPOCH"])
+
+        def settle(info):
+            info.mtime, info.uid, info.gid, info.uname, info.gname = epoch, 0, 0, "", ""
+            info.mode = 0o755 if info.isdir() or info.mode & 0o100 else 0o644
+            return info
+
+        path = base_name + ".tar.gz"
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with gzip.GzipFile(path, "wb", mtime=epoch) as file, tarfile.open(fileobj=file, mode="w") as tar:
+            tar.add(base_dir, filter=settle)
+        return path
+
+
 directives = {"language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True,
               "initializedcheck": DEBUG, "freethreading_compatible": False}
 # The Makefile links the source tree into its environment first and compiles in place after: once, and what changed.
 modules = [] if os.environ.get("GDN_LINK_ONLY") == "1" else cythonize(
     extensions(), compiler_directives=directives, build_dir=BUILD, annotate=DEBUG)
-setup(ext_modules=modules, cmdclass={"build_ext": BuildExt})
+setup(ext_modules=modules, cmdclass={"build_ext": BuildExt, "sdist": Sdist})

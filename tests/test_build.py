@@ -106,6 +106,19 @@ def test_sdist_has_all_sources_and_nothing_generated(sdist):
     assert not [n for n in names - written if n.startswith(("gdn/", "build/")) and n.endswith((".c", ".so", ".o"))]
 
 
+def test_sdist_is_the_same_bytes_every_time(tmp_path):
+    shutil.copytree(ROOT, tmp_path / "tree", ignore=CLUTTER)
+    archives = []
+    for umask, when in (("022", 10**9), ("077", 11 * 10**8)):
+        for path in (tmp_path / "tree").rglob("*"):
+            os.utime(path, (when, when))
+        run("sh", "-c", f"umask {umask}; exec {sys.executable} setup.py -q sdist -d {tmp_path / umask}", cwd=tmp_path / "tree",
+            SOURCE_DATE_EPOCH="1700000000", GDN_LINK_ONLY="1")
+        archive, = (tmp_path / umask).glob("gdn-*.tar.gz")
+        archives.append(archive.read_bytes())
+    assert archives[0] == archives[1]
+
+
 def test_wheel_carries_modules_and_headers_alone(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"gdn/include/gdn.h", "gdn/__init__.pxd", "gdn/_core.pxd", "gdn/adapters/gguf.py"} <= names

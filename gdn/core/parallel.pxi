@@ -11,7 +11,8 @@ cdef extern from "parallel.h" nogil:
     int gdn_startable(int n, int n_cpus)
     void gdn_parallel(void (*body)(void *run, int32_t share) noexcept nogil, void *run, int n_shares)
     gdn_status gdn_set_parallel_for(gdn_parallel_for fn, void *context)
-    void *gdn_host_for
+    void *gdn_host_for            # read by GDN_LOAD outside loops: another thread may be changing it
+    void *GDN_LOAD(void *x)
     bint gdn_threads_pay()
     int64_t gdn_now()
     void gdn_account(int64_t start, int64_t time, int64_t done, int64_t n_items)
@@ -34,7 +35,7 @@ cdef int choose_threads(int64_t asked, int64_t n_items) noexcept nogil:
     """Most workers for n_items: what was asked, else set_num_threads, else OpenMP's own number, or the host's threads', within
     what the process may use."""
     cdef int64_t n = asked
-    cdef bint hosted = gdn_host_for != NULL
+    cdef bint hosted = GDN_LOAD(gdn_host_for) != NULL
     if n_items <= 1 or (gdn_forked and not hosted) or omp_in_parallel():
         return 1
     if n <= 0:
@@ -85,7 +86,7 @@ cdef void run_items(gdn_item_fn fn, const void *job, int64_t n_items, int n_work
     r.scratch, r.scratch_per_worker, r.timed, r.done = scratch, scratch_per_worker, False, 0
     if n_workers > 1 and by_default and not gdn_threads_pay():
         n_workers = 1
-    if n_workers > 1 and gdn_host_for == NULL:
+    if n_workers > 1 and GDN_LOAD(gdn_host_for) == NULL:
         n_workers = gdn_startable(n_workers, cpus_usable)
     r.n_workers = max(1, n_workers)
     if n_workers <= 1:
