@@ -27,7 +27,7 @@ BOUND = {"float32": 1e-3, "bfloat16": 0.3}        # of the largest logit; in bfl
 
 
 class Model:
-    """A model, its calls, and the seconds its linear layers spend outside their projections."""
+    """A model, its calls, and the seconds that it spends outside matmuls, MLPs and full attention."""
 
     def __init__(self, family, dtype):
         import torch
@@ -64,23 +64,30 @@ class Model:
         expect(f"{self.family}'s logits", ours, theirs, BOUND[self.dtype])
         return Call(self, what, False), Call(self, what, True)
 
+    def outside(self):
+        """Names of the modules that are matmuls, MLPs and full attention, none inside another."""
+        names = []
+        for name, m in self.model.named_modules():
+            attention = name.endswith(".self_attn") and not hasattr(m, "conv1d")
+            if (attention or name.endswith(".mlp") or isinstance(m, self.torch.nn.Linear)) and not name.startswith(tuple(names)):
+                names.append(name)
+        return names
+
     @contextlib.contextmanager
-    def watched(self):
-        """A list that receives the seconds of every linear layer, less those of its projections."""
-        spent, started = [], []
+    def watched(self, layers_alone=False):
+        """A list that receives the seconds of every call, or of every linear layer's, less those of `outside`."""
+        spent, started, hooks = [], [], []
 
         def start(module, *_):
             started.append(time.perf_counter())
 
-        def stop(module, *_):
-            seconds = time.perf_counter() - started.pop()
-            spent.append(seconds if hasattr(module, "conv1d") else -seconds)
+        def stop(sign):
+            return lambda *_: spent.append(sign * (time.perf_counter() - started.pop()))
 
-        hooks = []
-        for layer in self.model.modules():
-            if hasattr(layer, "conv1d"):
-                for module in (layer, *(m for m in layer.modules() if isinstance(m, self.torch.nn.Linear))):
-                    hooks += [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
+        whole = [name for name, m in self.model.named_modules() if hasattr(m, "conv1d")] if layers_alone else [""]
+        for sign, names in ((1, whole), (-1, self.outside())):
+            for module in (self.model.get_submodule(name) for name in names if name.startswith(tuple(whole))):
+                hooks += [module.register_forward_pre_hook(start), module.register_forward_hook(stop(sign))]
         yield spent
         for hook in hooks:
             hook.remove()
@@ -119,7 +126,7 @@ def ratio(family, dtype, what):
     pairs = compare(stock, installed, budget=20 if what == "prefill" else 8, least_pairs=3)
     bounds = []
     for _ in range(1 if pairs.a > 10 else 5):
-        with model.watched() as spent:
+        with model.watched(layers_alone=True) as spent:
             total = stock.sample(1)
         bounds.append(total / (total - sum(spent)))
     return pairs, float(np.median(bounds))

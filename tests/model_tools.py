@@ -1,4 +1,4 @@
-"""Whole random models of every family that transformers has, tiny unless told otherwise."""
+"""Whole random models of every family that transformers has, tiny by default."""
 
 import importlib
 

@@ -103,7 +103,8 @@ class Layer(torch.nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("kimi_linear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", [pytest.param(family, marks=[pytest.mark.slow] * (family != "qwen3_5"))
+                                    for family in model_tools.FAMILIES])
 def test_compile(family):
     """torch.compile takes a layer as one graph, prefill and cached steps, in which our ops run."""
     torch.compiler.reset()

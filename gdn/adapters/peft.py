@@ -23,7 +23,7 @@ MODULE = re.compile(r"(?:model\.|language_model\.|text_model\.)*layers\.(\d+)\.(
 SLOTS = {name: slot for slot, names in NAMES.items() for name in names}
 TYPES = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "BF16": np.dtype("<u2")}
 # Fields that change no output of what is saved: where it comes from, what was trained, how it began.
-SILENT = {"task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "target_modules",
+IGNORED = {"task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "target_modules",
           "exclude_modules", "lora_dropout", "layers_to_transform", "layers_pattern", "megatron_core", "qalora_group_size",
           "eva_config", "velora_config"}
 READ = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
@@ -75,7 +75,7 @@ def from_peft(folder: str | PathLike[str]) -> Adapter:
 
 def _check_config(config):
     for name, value in config.items():
-        if name in EXPECTED and value not in EXPECTED[name] or value and name not in SILENT | READ | set(EXPECTED):
+        if name in EXPECTED and value not in EXPECTED[name] or value and name not in IGNORED | READ | set(EXPECTED):
             raise ValueError(f"adapter: {name} is {value!r}, which means more than A, B and a scale")
     missing = [name for name in ("peft_type", "r", "lora_alpha") if config.get(name) is None]
     if missing:

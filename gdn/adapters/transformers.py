@@ -59,7 +59,7 @@ BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 Families: TypeAlias = str | Iterable[str] | None
 
 _log = logging.getLogger(__name__)
-_said = set()
+_logged = set()
 _running = threading.local()            # state: that of the cache of the layer that runs, which is about to copy its end into it
 _replaced = {}                          # (owner, attribute): (what stood there, what stands there now)
 
@@ -83,8 +83,8 @@ def _original(name, reason, packed=False):
     if packed:
         raise ValueError(f"{name}: packed sequences cannot be kept apart, because {reason} and transformers' own function runs")
     key = name.partition(".")[0], reason
-    if not torch.compiler.is_compiling() and key not in _said:
-        _said.add(key)
+    if not torch.compiler.is_compiling() and key not in _logged:
+        _logged.add(key)
         _log.warning("%s: transformers' own functions run, because %s", *key)
 
 
@@ -283,7 +283,7 @@ def install(families: Families = None) -> list[str]:
 
 def uninstall(families: Families = None) -> None:
     """Put back what `install` replaced, unless something else has been put there since."""
-    _said.clear()
+    _logged.clear()
     for owner, attribute, *_ in [t for f in _names(families) for t in _targets(f)]:
         original, replacement = _replaced.pop((owner, attribute), (None, None))
         if original is not None and getattr(owner, attribute) is replacement:
